@@ -1,0 +1,1 @@
+"""harness: a stateless loop that calls Claude and routes tool calls (wake)."""

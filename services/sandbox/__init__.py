@@ -1,0 +1,1 @@
+"""sandbox: hands to work with (provision, execute)."""

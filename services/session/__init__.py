@@ -1,0 +1,1 @@
+"""session: the append-only log of every session (emitEvent, getEvents, getSession)."""

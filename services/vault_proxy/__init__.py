@@ -1,0 +1,1 @@
+"""vault_proxy: MCP tools called with credentials that nobody else can read."""
