@@ -17,8 +17,8 @@ from pathlib import Path
 from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.files import private_directory
 
-STOP_GRACE = 5.0
-"""Seconds that a part has to end by itself after SIGTERM, before it gets SIGKILL."""
+STOP_GRACE = 8.0
+"""Seconds that a part has to end by itself after SIGTERM, before it gets SIGKILL: a service's own 5 and some."""
 
 READY_POLL = 0.005
 """Seconds between two looks at whether a part is ready or gone."""
@@ -135,9 +135,10 @@ class Process:
                     await self._exit()
             except TimeoutError:
                 pass
-            # Children that outlived the part have no one to serve. Nothing has reaped the part yet, so the kernel
-            # keeps its group's number from being given to anyone else.
-            os.killpg(self._child.pid, signal.SIGKILL)
+            # Children that outlived the part have no one to serve. While nothing has reaped the part, the kernel keeps
+            # its group's number from being given to anyone else.
+            if self._child.returncode is None:
+                os.killpg(self._child.pid, signal.SIGKILL)
         return self._child.wait()
 
     async def kill(self) -> int:
