@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from handmesh.launcher.ports import HOST
-from handmesh.launcher.processes import accepts_connections
+from handmesh.launcher.processes import Process
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -14,9 +14,10 @@ CHECK_TIMEOUT = 2.0
 
 
 class Health:
-    """Whether the service on a client port serves. Used as a context: it keeps one channel for all its questions."""
+    """Whether a started service serves on its client port. A context that keeps one channel for all its questions."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, process: Process, port: int) -> None:
+        self._process = process
         self._port = port
         self._channel: grpc.aio.Channel | None = None
 
@@ -32,7 +33,7 @@ class Health:
     async def serving(self) -> bool:
         """Returns True when the service as a whole answers SERVING; False for any other answer, or none."""
         # A channel that met a closed port waits a second before it tries again; so it is opened when the port is.
-        if self._channel is None and not await accepts_connections(HOST, self._port):
+        if self._channel is None and not self._process.listens(self._port):
             return False
         import grpc.aio
         from grpc_health.v1 import health_pb2, health_pb2_grpc

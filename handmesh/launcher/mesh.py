@@ -20,7 +20,7 @@ from handmesh.launcher.lock import Lock
 from handmesh.launcher.nats import Nats
 from handmesh.launcher.openbao import OpenBao, approle_file, operator_of
 from handmesh.launcher.ports import HOST, SERVICES, require_free
-from handmesh.launcher.processes import Command, Process, accepts_connections, describe_exit
+from handmesh.launcher.processes import Command, Process, describe_exit
 from handmesh.launcher.settings import (
     Claude,
     MeshFiles,
@@ -145,12 +145,19 @@ class Mesh:
                 )
                 self._processes[part] = bao.process
             case "model":
-                process = self._run_scripted_model()
-                await process.ready(lambda: accepts_connections(HOST, ports.model), within=SERVICE_READY_WITHIN)
+                await self._start_scripted_model()
             case _:
                 process = self._run(part, [f"services.{part}"], service_environment(part, self.settings))
-                async with Health(ports.as_mapping()[part]) as health:
+                async with Health(process, ports.as_mapping()[part]) as health:
                     await process.ready(health.serving, within=SERVICE_READY_WITHIN)
+
+    async def _start_scripted_model(self) -> None:
+        process = self._run_scripted_model()
+
+        async def listens() -> bool:
+            return process.listens(self.settings.ports.model)
+
+        await process.ready(listens, within=SERVICE_READY_WITHIN)
 
     def _run_scripted_model(self) -> Process:
         match self.settings.model:

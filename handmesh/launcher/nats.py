@@ -107,6 +107,8 @@ class Nats:
         """Waits until the server greets its clients, which it does once JetStream has read its store."""
 
         async def greets() -> bool:
+            if not self.process.listens(port):
+                return False
             try:
                 reader, writer = await asyncio.open_connection(HOST, port)
             except OSError:

@@ -113,6 +113,8 @@ async def _unseal(process: Process, directory: Path, operator: VaultOperator) ->
 
     async def answers() -> bool:
         nonlocal status
+        if not process.listens(operator.port):  # the unseal key is for our own server only
+            return False
         status = await asyncio.to_thread(operator.health)
         return status is not None
 

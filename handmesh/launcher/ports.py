@@ -137,6 +137,11 @@ def holder_of(port: int) -> Holder:
     return Holder(port, pid, command or None, variables.get(DATA_DIRECTORY_VARIABLE))
 
 
+def listens(pid: int, port: int) -> bool:
+    """Says whether this very process listens on `port`: what answers there is then not someone else."""
+    return _has_one_of(Path("/proc") / str(pid), _listening_inodes(port))
+
+
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As the parts do: a port whose old connections still wind down can be taken again.
@@ -163,16 +168,27 @@ def _listening_inodes(port: int) -> set[str]:
 
 def _process_with(inodes: set[str]) -> int | None:
     """Returns the process that has one of these sockets open, if this user may see it."""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").iterdir():
-        if not re.fullmatch(r"[0-9]+", process.name):
-            continue
-        try:
-            if any(str(descriptor.readlink()) in wanted for descriptor in (process / "fd").iterdir()):
-                return int(process.name)
-        except OSError:
-            continue  # it ended meanwhile, or is another user's
+        if re.fullmatch(r"[0-9]+", process.name) and _has_one_of(process, inodes):
+            return int(process.name)
     return None
+
+
+def _has_one_of(process: Path, inodes: set[str]) -> bool:
+    """Says whether a process, given by its folder in /proc, has one of these sockets open, as far as one may see."""
+    sockets = {f"socket:[{inode}]" for inode in inodes}
+    try:
+        descriptors = list((process / "fd").iterdir())
+    except OSError:
+        return False  # it has ended, or is another user's
+    return any(_target(descriptor) in sockets for descriptor in descriptors)
+
+
+def _target(descriptor: Path) -> str | None:
+    try:
+        return str(descriptor.readlink())
+    except OSError:
+        return None  # closed meanwhile
 
 
 def _read(path: Path) -> str:

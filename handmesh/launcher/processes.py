@@ -16,6 +16,7 @@ from pathlib import Path
 
 from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.files import private_directory
+from handmesh.launcher.ports import listens
 
 STOP_GRACE = 8.0
 """Seconds that a part has to end by itself after SIGTERM, before it gets SIGKILL: a service's own 5 and some."""
@@ -120,6 +121,10 @@ class Process:
                 raise self.failure(f"was not ready within {within:g} s")
             await asyncio.sleep(READY_POLL)
 
+    def listens(self, port: int) -> bool:
+        """Says whether this part, and not someone else, listens on `port`."""
+        return listens(self.pid, port)
+
     async def ended(self) -> int:
         """Waits until the part has ended and returns its exit code. It sets no limit: the caller does."""
         if self.exit_code is None:
@@ -173,17 +178,3 @@ def log_tail(log: Path, lines: int = TAIL_LINES) -> list[str]:
             return file.read().decode(errors="replace").splitlines()[-lines:]
     except FileNotFoundError:
         return []
-
-
-async def accepts_connections(host: str, port: int) -> bool:
-    """Says whether something accepts TCP connections there: the cheapest probe."""
-    try:
-        _, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return False
-    writer.close()
-    try:
-        await writer.wait_closed()
-    except OSError:
-        pass
-    return True
