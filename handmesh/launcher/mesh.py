@@ -85,7 +85,7 @@ class Mesh:
 
     async def kill(self, part: str) -> None:
         """Kills one part with SIGKILL, as a crash would, and returns when it is gone. Nothing restarts it by itself."""
-        await self._processes[part].kill()
+        await self._processes.pop(part).kill()
 
     async def restart(self, part: str) -> None:
         """Starts one part again, stopping it first if it runs, and returns when it is ready. Raises as `start`."""
@@ -94,9 +94,11 @@ class Mesh:
         await self._start(part)
 
     async def lost(self) -> PartFailed:
-        """Waits until a part that runs now ends by itself, and returns what happened to it."""
-        alive = [process for process in self._processes.values() if process.exit_code is None]
-        tasks = {asyncio.create_task(process.ended()): process for process in alive}
+        """Waits until a part has ended by itself and returns what happened to it.
+
+        A part that `kill` ended does not count. The same part is returned again until it is restarted.
+        """
+        tasks = {asyncio.create_task(process.ended()): process for process in self._processes.values()}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

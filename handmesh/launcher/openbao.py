@@ -8,6 +8,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import shutil
 from pathlib import Path
 
 from handmesh.launcher.errors import VaultRefused
@@ -41,6 +42,7 @@ class OpenBao:
         lost.
         """
         private_directory(directory)
+        _discard_half_made(directory)
         command = Command(
             name="openbao",
             arguments=[str(find_bao()), "server", "-config", str(write_configuration(directory, port, cluster_port))],
@@ -123,8 +125,10 @@ async def _unseal(process: Process, directory: Path, operator: VaultOperator) ->
 
     await process.ready(answers, within=READY_WITHIN)
     if status == NOT_INITIALISED:
+        write_private(_initialising(directory), b"")
         keys = await asyncio.to_thread(operator.initialise)
         write_private_json(_keys_file(directory), {"unseal_key": keys.unseal_key, "root_token": keys.root_token})
+        _initialising(directory).unlink()
         status = SEALED
     else:
         keys = _kept_keys(directory)
@@ -132,6 +136,15 @@ async def _unseal(process: Process, directory: Path, operator: VaultOperator) ->
         await asyncio.to_thread(operator.unseal, keys.unseal_key)
     await process.ready(is_active, within=READY_WITHIN)
     return keys
+
+
+def _discard_half_made(directory: Path) -> None:
+    """Removes a store whose initialisation was cut short: its keys were never known, so nobody can have used it."""
+    marker = _initialising(directory)
+    if marker.exists():
+        if not _keys_file(directory).exists():
+            shutil.rmtree(directory / "store", ignore_errors=True)
+        marker.unlink()
 
 
 def _kept_keys(directory: Path) -> Keys:
@@ -144,6 +157,11 @@ def _kept_keys(directory: Path) -> Keys:
             f"OpenBao in {directory} is initialised, but its keys are not in {path}. Without them nobody can read its "
             f"secrets: put the file back, or remove {directory} and store the secrets again"
         ) from error
+
+
+def _initialising(directory: Path) -> Path:
+    """Returns the file that is there from before the initialisation until its keys are kept."""
+    return directory / "initialising"
 
 
 def _keys_file(directory: Path) -> Path:

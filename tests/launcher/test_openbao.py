@@ -123,6 +123,19 @@ async def test_a_first_start_that_was_cut_short_is_finished_by_the_next(own_open
     assert status == 200
 
 
+async def test_an_initialisation_that_was_cut_short_starts_afresh(own_openbao: OpenBaoServer) -> None:
+    """When the keys of a new store were never kept, nobody can have used it, and it is made anew."""
+    state = own_openbao.directory / "openbao"
+    before = (state / "keys.json").read_bytes()
+    for file in ("keys.json", "approle.json"):
+        (state / file).unlink()
+    (state / "initialising").touch()
+    await own_openbao.restart()
+    assert (state / "keys.json").read_bytes() != before
+    assert not (state / "initialising").exists()
+    await asyncio.to_thread(login, own_openbao)
+
+
 async def test_lost_keys_are_told_plainly(own_openbao: OpenBaoServer) -> None:
     """An initialised vault without its key file is not initialised again: the error says what to do."""
     (own_openbao.directory / "openbao" / "keys.json").unlink()
