@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import nats
 import pytest
+from nats.aio.client import Client
 from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
@@ -17,7 +17,7 @@ from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.files import read_strings
 from handmesh.launcher.nats import Nats
 from handmesh.launcher.ports import free_ports
-from tests.support.nats import NatsServer
+from tests.support.nats import Login, NatsServer
 
 pytestmark = pytest.mark.nats
 
@@ -31,15 +31,15 @@ def monitor(server: NatsServer, page: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def connected(
-    server: NatsServer, login: dict[str, str], errors: "asyncio.Queue[Exception] | None" = None
-) -> AsyncIterator[nats.NATS]:
+    server: NatsServer, login: Login, errors: "asyncio.Queue[Exception] | None" = None
+) -> AsyncIterator[Client]:
     """A connection without retries. What the server complains about arrives in `errors`."""
 
     async def complain(error: Exception) -> None:
         if errors is not None:
             errors.put_nowait(error)
 
-    client = nats.NATS()
+    client = Client()
     try:
         await client.connect(server.url, allow_reconnect=False, error_cb=complain, **login)
         yield client
@@ -60,8 +60,8 @@ async def test_only_loopback_is_listened_on(nats_server: NatsServer) -> None:
     assert (server["host"], server["http_host"]) == ("127.0.0.1", "127.0.0.1")
 
 
-@pytest.mark.parametrize("login", [{}, {"user": "session", "password": "guess"}])
-async def test_a_stranger_is_refused(nats_server: NatsServer, login: dict[str, str]) -> None:
+@pytest.mark.parametrize("login", [Login(user="", password=""), Login(user="session", password="guess")])
+async def test_a_stranger_is_refused(nats_server: NatsServer, login: Login) -> None:
     """Without the password nobody gets in, from loopback either."""
     with pytest.raises((NatsError, OSError)):
         async with connected(nats_server, login):

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import pytest
 
@@ -12,6 +13,13 @@ from handmesh.launcher.nats import Nats
 from handmesh.launcher.ports import free_ports
 from handmesh.launcher.processes import Process
 from tests.support.requirements import require
+
+
+class Login(TypedDict):
+    """Keyword arguments for `nats.connect`."""
+
+    user: str
+    password: str
 
 
 @dataclass
@@ -31,14 +39,14 @@ class NatsServer:
     process: Process
 
     @property
-    def session_login(self) -> dict[str, str]:
-        """Keyword arguments `user` and `password` for `nats.connect`."""
-        return read_strings(self.session_credentials)
+    def session_login(self) -> Login:
+        """The session service's login."""
+        return _login(self.session_credentials)
 
     @property
-    def migrate_login(self) -> dict[str, str]:
-        """Keyword arguments `user` and `password` for `nats.connect`, of the operator."""
-        return read_strings(self.migrate_credentials)
+    def migrate_login(self) -> Login:
+        """The operator's login."""
+        return _login(self.migrate_credentials)
 
     async def kill(self) -> None:
         """Ends the server with SIGKILL."""
@@ -78,6 +86,11 @@ def _serve(directory: Path) -> Iterator[NatsServer]:
     )
     yield server
     asyncio.run(server.process.stop())
+
+
+def _login(credentials: Path) -> Login:
+    kept = read_strings(credentials)
+    return Login(user=kept["user"], password=kept["password"])
 
 
 async def _start(directory: Path, port: int, monitor_port: int) -> Nats:
