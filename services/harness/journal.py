@@ -31,7 +31,7 @@ class Journal:
         self.head = 0
         self.epoch = 0
         self.grant = ""
-        self.changed = asyncio.Event()
+        self._waiting: list[asyncio.Future[None]] = []
         self._apply = apply
         self._reader: asyncio.Task[None] | None = None
         self._newest_woke = 0
@@ -95,7 +95,7 @@ class Journal:
             except Refused as refused:
                 if refused.reason != "TOOL_CALL_SETTLED":
                     raise
-                await self._reach(self.head + 1)
+                await asyncio.sleep(PAUSE_SECONDS)  # what came first is in the log, and is read meanwhile
                 return
             else:
                 await self._applied(list(events), appended.first_position)
@@ -112,19 +112,16 @@ class Journal:
         await self._reach(first_position + len(events) - 1)
 
     async def _reach(self, position: int) -> None:
-        while self.head < position:
-            self.changed.clear()
-            await self.wait()
+        await self.wait(position - 1)
 
-    async def wait(self) -> None:
-        """Waits until something was read. Raises what stopped the reading."""
-        self.check()
+    async def wait(self, beyond: int) -> None:
+        """Waits until a position beyond this one was read. Raises what stopped the reading."""
         assert self._reader is not None
-        changed = asyncio.create_task(self.changed.wait())
-        try:
-            await asyncio.wait({changed, self._reader}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
+        while self.head <= beyond:
+            self.check()
+            told = asyncio.get_running_loop().create_future()
+            self._waiting.append(told)
+            await asyncio.wait({told, self._reader}, return_when=asyncio.FIRST_COMPLETED)
         self.check()
 
     async def _read(self) -> None:
@@ -141,4 +138,7 @@ class Journal:
         if isinstance(fact, Woke):
             self._newest_woke = fact.position
         self._apply(fact)
-        self.changed.set()
+        for told in self._waiting:
+            if not told.done():
+                told.set_result(None)
+        self._waiting.clear()

@@ -122,8 +122,8 @@ class Hands(Protocol):
 class Servers(Protocol):
     """MCP servers behind the vault proxy. `grant` says whose; errors are ServiceErrors."""
 
-    async def tools(self, grant: str) -> tuple[list[ToolSpec], list[tuple[str, str, str]]]:
-        """Lists the tools of all servers, and for each server that failed its name, reason and message."""
+    async def tools(self, grant: str) -> tuple[list[ToolSpec], list[tuple[str, str, str, str]]]:
+        """Lists the tools of all servers, and what is missing: server, tool (empty: all), reason and message."""
 
     async def execute(self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool) -> ToolResult:
         """Runs a tool and waits. With `attach_only` it only waits for what runs or has run already."""
