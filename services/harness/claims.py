@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import grpc
 
 from handmesh.session.v1.session_pb2 import ClaimWorkRequest, ClaimWorkResponse, ReleaseWorkRequest
-from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 from services.harness.runs import Runs
 from services.kit.channels import raised
 from services.kit.errors import ServiceError
@@ -16,6 +16,9 @@ from services.kit.logs import Log
 RECONNECT_SECONDS = 0.2
 RELEASE_SECONDS = 10.0
 SILENCE_SECONDS = 15.0  # the session service sends a sign of life every 5 s
+
+if TYPE_CHECKING:
+    from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 
 _log = Log("services.harness.claims")
 

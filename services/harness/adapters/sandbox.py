@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
-from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
+from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 from handmesh.session.v1.config_pb2 import HandSpec
 from services.harness.adapters.codec import result_of
 from services.harness.core import ToolResult, ToolSpec
@@ -23,7 +23,7 @@ class RemoteHands:
     """Sandboxes on the other side of a channel (see `Hands`)."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub: SandboxServiceAsyncStub = SandboxServiceAsyncStub(channel)
+        self._stub = SandboxServiceStub(channel)
 
     async def tools(self, spec: bytes) -> list[ToolSpec]:
         """Lists the tools that the hand will have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -15,7 +16,6 @@ from handmesh.session.v1.session_pb2 import (
     PublishPreviewsRequest,
     WatchEventsRequest,
 )
-from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 from services.harness.adapters.codec import fact_of
 from services.harness.ports import Appended, Page
 from services.kit.channels import raised
@@ -27,6 +27,9 @@ EMIT_SECONDS = 15.0
 RECONNECT_SECONDS = 0.2
 PREVIEW_SECONDS = 0.02  # pieces are sent together for this long, but for the first
 MAX_WAITING_PREVIEWS = 1_000
+
+if TYPE_CHECKING:
+    from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 
 _log = Log("services.harness.adapters.session")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
-from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceAsyncStub
+from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.harness.adapters.codec import result_of
 from services.harness.adapters.session import GRANT_KEY
 from services.harness.core import ToolResult, ToolSpec
@@ -22,7 +22,7 @@ class RemoteServers:
     """MCP servers on the other side of a channel (see `Servers`)."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._stub: VaultProxyServiceAsyncStub = VaultProxyServiceAsyncStub(channel)
+        self._stub = VaultProxyServiceStub(channel)
 
     async def tools(self, grant: str) -> tuple[list[ToolSpec], list[tuple[str, str, str, str]]]:
         """Lists the tools of all servers, and what is missing."""
