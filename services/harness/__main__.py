@@ -11,7 +11,7 @@ import time
 from os import getpid
 
 from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_server
-from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
+from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.harness import loops
 from services.harness.adapters.anthropic import AnthropicModel
 from services.harness.adapters.sandbox import RemoteHands
@@ -34,7 +34,7 @@ def harness_types() -> dict[str, HarnessType]:
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
-    session = SessionServiceAsyncStub(connect(settings.session_address, settings.tls_dir))
+    session = SessionServiceStub(connect(settings.session_address, settings.tls_dir))
     ports = Ports(
         model=AnthropicModel(settings.model_key_file, settings.model_base_url),
         hands=RemoteHands(connect(settings.sandbox_address, settings.tls_dir)),
@@ -46,9 +46,8 @@ async def run(settings: Settings) -> None:
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(types, lambda session_id: RemoteLog(session, session_id), ports, instance, settings.capacity)
     server = Server(settings)
-    add_HarnessServiceServicer_to_server(
-        HarnessServicer(runs, types, lambda session_id: harness_type_of(session, session_id)), server.grpc
-    )
+    servicer = HarnessServicer(runs, types, lambda session_id: harness_type_of(session, session_id))
+    add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")
     claims = asyncio.create_task(Claims(session, runs, sorted(types), instance).keep())
     try:
