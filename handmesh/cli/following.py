@@ -53,8 +53,7 @@ async def unless_told(
             if asking is not None and asking in done:
                 asking.result()
             if following in done:
-                code = following.result()
-                return code if asking is None else exits.CTRL_C
+                return following.result() if asking is None else exits.CTRL_C
             if not done:
                 say("the time is over: asking the agent to stop")
                 await session.interrupt()
