@@ -93,8 +93,11 @@ async def _follow(session: Session, position: int, *, as_json: bool, timeout: fl
         elif not as_json:
             transcript.preview(item)
 
-    transcript.note(f"session {session.id}")
+    async def work() -> int:
+        transcript.note(f"session {session.id}")
+        return await until_turn_ends(session, position, show)
+
     try:
-        return await unless_told(session, until_turn_ends(session, position, show), timeout, transcript.note)
+        return await unless_told(session, work(), timeout, transcript.note)
     finally:
         transcript.note(f"look: handmesh events {session.id}   go on: handmesh run --session {session.id} ...")

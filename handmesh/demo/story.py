@@ -93,7 +93,7 @@ async def sandbox_of(session: Session) -> str:
 async def _kill_harness(stage: Stage, narrator: Narrator, session: Session, call: str) -> None:
     """Waits until the hand really runs the call, kills the harness, and starts another one."""
     sandbox_id = await sandbox_of(session)
-    while not await stage.runs(sandbox_id, call):
+    while not await stage.runs(sandbox_id, call):  # noqa: ASYNC110 - it happens in another process
         await asyncio.sleep(LOOK_EVERY)
     pid = stage.mesh.pids["harness"]
     await stage.mesh.kill("harness")
