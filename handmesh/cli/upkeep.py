@@ -17,7 +17,7 @@ from handmesh.cli.arguments import UsageError
 from handmesh.cli.printing import console
 from handmesh.client import settings as client_settings
 from handmesh.client.health import listens
-from handmesh.launcher.errors import AlreadyRunning, PartFailed
+from handmesh.launcher.errors import AlreadyRunning
 from handmesh.launcher.lock import running
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import HOST, SERVICES, Ports
@@ -123,7 +123,7 @@ async def _show_progress(settings: MeshSettings, out: Console) -> None:
 async def _keep_whole(mesh: Mesh, told: asyncio.Event, out: Console) -> None:
     """Starts parts again that end, until told to stop. Raises PartFailed when they end too often."""
     loop = asyncio.get_running_loop()
-    parts, ends = set(mesh.pids), deque[float](maxlen=MOST_RESTARTS)
+    ends = deque[float](maxlen=MOST_RESTARTS)
     waiting = asyncio.create_task(told.wait())
     try:
         while not told.is_set():
@@ -133,23 +133,15 @@ async def _keep_whole(mesh: Mesh, told: asyncio.Event, out: Console) -> None:
                 losing.cancel()
                 await asyncio.gather(losing, return_exceptions=True)
                 return
+            lost = losing.result()
             ends.append(loop.time())
             if len(ends) == MOST_RESTARTS and ends[-1] - ends[0] < RESTARTS_WITHIN:
-                raise losing.result()
-            for part in sorted(parts - set(mesh.pids)):
-                out.print(f"{part} has ended; starting it again (its log: {mesh.files.log(part)})", style="yellow")
-                await _again(mesh, part, out)
+                raise lost
+            out.print(f"{lost.part} has ended; starting it again (its log: {lost.log})", style="yellow")
+            await mesh.restart(lost.part)
+            out.print(f"{lost.part} is up again", style="yellow")
     finally:
         waiting.cancel()
-
-
-async def _again(mesh: Mesh, part: str, out: Console) -> None:
-    try:
-        await mesh.restart(part)
-    except PartFailed as problem:
-        out.print(f"{part} does not start: {problem}", style="red")
-        raise
-    out.print(f"{part} is up again", style="yellow")
 
 
 def option_of(data_directory: Path) -> str:
