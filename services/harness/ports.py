@@ -70,14 +70,15 @@ class Answer:
     model: str
 
 
-@dataclass(frozen=True)
 class ModelFailure(Exception):
     """The model did not answer. `reason` is an ErrorReason; `retry_after` is what the API asks for, in seconds."""
 
-    reason: str
-    message: str
-    retryable: bool
-    retry_after: float | None = None
+    def __init__(self, reason: str, message: str, retryable: bool, retry_after: float | None = None) -> None:
+        super().__init__(f"{message} [{reason}]")
+        self.reason = reason
+        self.message = message
+        self.retryable = retryable
+        self.retry_after = retry_after
 
 
 class Model(Protocol):
