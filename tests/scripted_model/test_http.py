@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -213,6 +214,26 @@ async def test_head_has_no_body(connection: Connection) -> None:
     connection.send(b"HEAD / HTTP/1.1\r\n\r\n")
     assert (await connection.response(with_body=False))[0] == 404
     assert (await connection.ask(post()))[0] == 200
+
+
+async def test_every_byte_before_a_cut_arrives() -> None:
+    """A cut drops the connection, not what was sent before it, however slowly the client reads."""
+    turn = {"say": [{"text": "x" * 8_000_000}], "chunk": 1_000_000, "cut_after_bytes": 7_500_000}
+    async with ScriptedModel({"turns": [turn]}) as model:
+        host, port = model.base_url.removeprefix("http://").split(":")
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        narrow.connect((host, int(port)))
+        opened = Connection(*await asyncio.open_connection(sock=narrow, limit=4096))
+        opened.send(post(json.dumps({**json.loads(BODY), "stream": True}).encode()))
+        body = (await opened.rest()).partition(b"\r\n\r\n")[2]
+        received = 0
+        while body:
+            size, _, rest = body.partition(b"\r\n")
+            received += len(rest[: int(size, 16)])
+            body = rest[int(size, 16) + 2 :]
+        assert received == 7_500_000
+        opened.close()
 
 
 async def test_requests_are_recorded_up_to_a_limit() -> None:
