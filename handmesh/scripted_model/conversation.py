@@ -1,7 +1,7 @@
 """The rules that messages keep among each other: roles, emptiness, thinking, tool calls and their results.
 
-The shapes are right already when these checks run. Each sentence is the API's own; where it was measured to differ
-between models or dates, the stricter rule holds here (docs/scripted-model.md says where).
+The shapes are right already when these checks run. The sentences are the API's own where they could be seen;
+docs/scripted-model.md says where a rule is stricter than the API's.
 """
 
 from __future__ import annotations

@@ -33,7 +33,6 @@ STOP_REASONS = (
 )
 USAGE_FIELDS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 FAULTS = ("error", "error_frame", "cut_after_events", "cut_after_bytes", "silence_after_events")
-MAX_CHUNK = 1_000_000  # characters
 
 
 def record(required: Mapping[str, Shape], optional: Mapping[str, Shape]) -> Shape:
@@ -108,7 +107,7 @@ _PACE: dict[str, Shape] = {
     "chunk_delay_ms": number(0, 600_000),
 }
 _ERROR = {
-    "status": integer(400),
+    "status": integer(400, 599),
     "type": text(min_length=1),
     "message": text(),
     "retry_after": number(0),

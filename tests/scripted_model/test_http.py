@@ -184,6 +184,7 @@ async def test_a_peer_that_leaves_midway_harms_nobody() -> None:
 
 ROUTES: dict[str, tuple[bytes, tuple[int, str, str]]] = {
     "an unknown path": (b"GET /v1/nothing HTTP/1.1\r\n\r\n", (404, "not_found_error", "Not found")),
+    "a path that is no path": (b"GET //[ HTTP/1.1\r\n\r\n", (404, "not_found_error", "Not found")),
     "the root": (b"GET / HTTP/1.1\r\n\r\n", (404, "not_found_error", "Not found")),
     "a wrong method": (b"GET /v1/messages HTTP/1.1\r\n\r\n", (405, "invalid_request_error", "Method Not Allowed")),
     "no key": (

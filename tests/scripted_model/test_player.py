@@ -40,13 +40,13 @@ def request(*messages: Any, **fields: Any) -> dict[str, Any]:
 
 def played(script: str, body: dict[str, Any], used: dict[str, int] | None = None) -> str:
     choice = choose(load_script(script), view(body), used or {})
-    return choice.reason if isinstance(choice, Mismatch) else choice.turn.key
+    return choice.reason if isinstance(choice, Mismatch) else choice.key
 
 
 def answer(say: str, body: dict[str, Any], more: str = "") -> Answer:
     choice = choose(load_script(f"turns: [{{say: [{say}]{more}}}]"), view(body), {})
     assert not isinstance(choice, Mismatch)
-    made = render(choice.turn, view(body), Usage(5))
+    made = render(choice, view(body), Usage(5))
     assert isinstance(made, Answer)
     return made
 
@@ -263,7 +263,7 @@ def test_a_tool_that_is_not_offered_is_a_hole_in_the_script() -> None:
     body = request(*FIRST)
     choice = choose(load_script("turns: [{say: [{tool_use: {tool: write}}]}]"), view(body), {})
     assert not isinstance(choice, Mismatch)
-    assert render(choice.turn, view(body), Usage(1)) == Mismatch(
+    assert render(choice, view(body), Usage(1)) == Mismatch(
         "turns[0] wants the tool 'write', and the request offers ['laptop__read', 'laptop__bash', 'box__bash']"
     )
 

@@ -185,6 +185,9 @@ WRONG = {
     "default: {steps: [{error: {status: 200}}]}": [
         "default.steps[0].error.status: Input should be greater than or equal to 400"
     ],
+    "default: {steps: [{error: {status: 600}}]}": [
+        "default.steps[0].error.status: Input should be less than or equal to 599"
+    ],
     "default: {steps: [{cases: [{say: []}, {say: []}]}]}": [
         "default.steps[0].cases[0]: expected 'when' or 'times'; without them no later case is ever played"
     ],
