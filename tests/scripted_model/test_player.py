@@ -13,7 +13,7 @@ from handmesh.scripted_model.player import Mismatch, choose, find_tool, render
 from handmesh.scripted_model.signatures import verify
 from handmesh.scripted_model.stream import Answer, Text, Thinking, ToolUse, Verbatim
 from handmesh.scripted_model.usage import Usage
-from handmesh.scripted_model.view import ToolResult, view
+from handmesh.scripted_model.view import view
 
 TOOLS = [{"name": name, "input_schema": {"type": "object"}} for name in ("laptop__read", "laptop__bash", "box__bash")]
 
@@ -113,48 +113,6 @@ def test_a_turn_is_used_up_after_its_times() -> None:
     script = "turns: [{times: 2, error: {status: 529}}, {say: [{text: a}]}]"
     counts = [{}, {"turns[0]": 1}, {"turns[0]": 2}]
     assert [played(script, request(*FIRST), used) for used in counts] == ["turns[0]", "turns[0]", "turns[1]"]
-
-
-LATEST_USER_TEXT = {
-    "a message that is only results is no user text": (SECOND, "Please LIST the files", 1),
-    "text behind results is one": (
-        [*SECOND[:2], user(result("a", "x"), {"type": "text", "text": "hurry"})],
-        "hurry",
-        0,
-    ),
-    "consecutive messages are one turn": ([user("one"), user("two")], "one\ntwo", 0),
-    "a system message is none": ([user("one"), {"role": "system", "content": "two"}], "one", 0),
-    "a reminder is none": (
-        [*SECOND[:2], user(result("a", "x"), {"type": "text", "text": "<system-reminder>"})],
-        "Please LIST the files",
-        1,
-    ),
-    "replies are counted one by one": ([user("one"), assistant("a"), assistant("b")], "one", 2),
-    "an image alone is no text": (
-        [user({"type": "image", "source": {"type": "url", "url": "u"}})],
-        "",
-        0,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", LATEST_USER_TEXT)
-def test_the_latest_user_text_is_what_somebody_typed(case: str) -> None:
-    """Results, system messages and reminders are not user text; consecutive messages are one turn."""
-    messages, text, step = LATEST_USER_TEXT[case]
-    seen = view(request(*messages))
-    assert (seen.user_text, seen.step) == (text, step)
-
-
-def test_results_are_those_since_the_last_reply() -> None:
-    """A tool result has its tool's name and its text; older results are forgotten."""
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    body = request(
-        *SECOND,
-        assistant(call("b"), call("c", "laptop__read")),
-        user(result("b", parts), result("c", "no", is_error=True)),
-    )
-    assert view(body).results == (ToolResult("laptop__bash", "a\nb", False), ToolResult("laptop__read", "no", True))
 
 
 FITTING = {

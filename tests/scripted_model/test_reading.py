@@ -41,10 +41,7 @@ def turn(key: str, *say: object, **fields: object) -> Turn:
     return Turn(key=key, **{**plain, **fields})  # type: ignore[arg-type]
 
 
-def test_a_script_becomes_values() -> None:
-    """Conversations, steps, cases, blocks, paces and conditions stand in the values as they stand in the YAML."""
-    script = load_script(
-        """
+EVERYTHING = """
         defaults: {chunk: 5, delay_ms: 10}
         conversations:
           - name: files
@@ -70,7 +67,11 @@ def test_a_script_becomes_values() -> None:
           steps: [{say: [{text: c}]}]
           repeat: true
         """
-    )
+
+
+def test_a_script_becomes_values() -> None:
+    """Conversations, steps, cases, blocks, paces and conditions stand in the values as they stand in the YAML."""
+    script = load_script(EVERYTHING)
     pace = Pace(10, 5, 0)
     first = turn(
         "conversations[0].steps[0]",
