@@ -48,14 +48,14 @@ def write() -> Iterator[str]:
                 said = paragraph(file, (SERVICE_FIELD, number, METHOD_FIELD, place))
                 yield f"| `{method.name}` | {said} | {who} |"
             yield ""
-    yield "## Error reasons\n\nIn `google.rpc.ErrorInfo.reason`, with the domain `handmesh`; events use the same words.\n"
+    yield "## Error reasons\n\nIn `google.rpc.ErrorInfo.reason`, domain `handmesh`; events use the same words.\n"
     yield "| reason | status and meaning |\n|---|---|"
     for file in files:
         if file.package == "handmesh.error.v1":
             for place, value in enumerate(file.enum_type[0].value[1:], 1):
                 said = paragraph(file, (ENUM_FIELD, 0, VALUE_FIELD, place))
                 yield f"| `{value.name.removeprefix('ERROR_REASON_')}` | {said} |"
-    yield "\n## Settings\n\nEach service reads them once, from its environment. `python -m services.NAME --help` shows them.\n"
+    yield "\n## Settings\n\nRead once, from the environment. `python -m services.NAME --help` shows them too.\n"
     yield from settings()
 
 

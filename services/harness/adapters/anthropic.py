@@ -82,6 +82,11 @@ class AnthropicModel:
             answering.model,
         )
 
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._client is not None:
+            await self._client.close()
+
     async def _connected(self) -> AsyncAnthropic:
         if self._client is None:
             key = read_secret(self._key_file) if self._key_file and self._key_file.exists() else ""
