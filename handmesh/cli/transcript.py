@@ -62,6 +62,8 @@ class Transcript:
                 if self._epoch:
                     self.note(f"another harness has taken over (epoch {event.position})", "yellow")
                 self._epoch = event.position
+            case "sandbox_provisioned":
+                self._show_sandbox(event.sandbox_provisioned)
             case "turn_ended":
                 reason = event.turn_ended.reason
                 style = "green" if reason == event_pb2.TURN_END_REASON_DONE else "red"
@@ -99,6 +101,11 @@ class Transcript:
             self.note(f"    {one_line(line, self._notes.width - 4)}")
         if len(lines) > RESULT_LINES:
             self.note(f"    … {len(lines) - RESULT_LINES} more lines")
+
+    def _show_sandbox(self, made: event_pb2.SandboxProvisioned) -> None:
+        missing = f", without a limit on {', '.join(made.unenforced_limits)}" if made.unenforced_limits else ""
+        text = f"hand {made.hand}: a new sandbox, {made.sandbox_id} ({made.environment}){missing}"
+        self.note(one_line(text, self._notes.width))
 
     def _give_up_reply(self) -> None:
         """Forgets the reply that previews were of: it will not come, or not as shown."""
