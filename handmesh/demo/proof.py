@@ -87,6 +87,16 @@ def same_executions(events: Iterable[event_pb2.Event], hand: str, execution_ids:
     return Finding(holds, f"the sandbox ran {len(execution_ids)} executions, and the log names the same {len(started)}")
 
 
+def same_calls(events: Iterable[event_pb2.Event], server: str, served: Sequence[str]) -> Finding:
+    """What an MCP server was asked is what the log says was sent to it, each call once and in order."""
+    sent = [
+        event.tool_started.name.partition("__")[2]
+        for event in events
+        if kind_of(event) == "tool_started" and event.tool_started.hand == server
+    ]
+    return Finding(sent == list(served), f"the server was called {len(served)} times, and the log names the same calls")
+
+
 def secret_is_nowhere(secret: str, places: Mapping[str, bytes]) -> Finding:
     """The secret is in none of the places, in none of its spellings."""
     spelled = spellings(secret)
