@@ -40,9 +40,11 @@ async def first_turn(stage: Stage, narrator: Narrator, show: Callable[[Item], No
     )
     session = await stage.client.create_session(config, FIRST_TASK)
     narrator.say(f"session {session.id}: “{FIRST_TASK}”")
+    told = False
     async with asyncio.timeout(TURN_SECONDS):
         async for item in session.watch(2, previews=True):
-            if isinstance(item, event_pb2.Event) and item.tool_started.hand == SERVER:
+            if not told and isinstance(item, event_pb2.Event) and item.tool_started.hand == SERVER:
+                told = True
                 narrator.step(
                     "The model calls the MCP server: vault_proxy adds the token outside of the sandbox",
                     "MCP over streamable HTTP, OpenBao",
