@@ -51,6 +51,8 @@ async def first_turn(stage: Stage, narrator: Narrator, show: Callable[[Item], No
                 )
             show(item)
             if isinstance(item, event_pb2.Event) and item.HasField("turn_ended"):
+                if item.turn_ended.reason != event_pb2.TURN_END_REASON_DONE:
+                    raise StoryError("the first turn did not end well")
                 return session
     raise AssertionError("a watch has no end")
 
