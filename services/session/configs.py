@@ -20,14 +20,14 @@ MAX_NAMED = 64  # hands, servers, tools, policies or vaults of one session
 MAX_URL = 2_048
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
-_HARNESS = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+HARNESS_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _TOOL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 def check(config: SessionConfig) -> None:
     """Checks a whole configuration."""
-    if config.harness and not _HARNESS.fullmatch(config.harness):
-        _refuse("harness", f"must match ^{_HARNESS.pattern}$")
+    if config.harness and not HARNESS_TYPE.fullmatch(config.harness):
+        _refuse("harness", f"must match ^{HARNESS_TYPE.pattern}$")
     _check_length("model", config.model, 256)
     _check_length("title", config.title, MAX_TITLE)
     _check_length("agent.id", config.agent.id, 128)

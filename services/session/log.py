@@ -12,9 +12,9 @@ Unavailable (`LOG_UNAVAILABLE`) within `PATIENCE_SECONDS`; it may have happened 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 PATIENCE_SECONDS = 2.0
 MAX_STORED_BYTES = 1024 * 1024 + 64 * 1024  # a batch with what the log sets in each of its events
@@ -156,4 +156,4 @@ class Store:
     registry: Registry
     queue: WorkQueue
     wire: Wire
-    lost: Callable[[], Awaitable[str]]  # returns why, once the store is gone for good
+    lost: Callable[[], Coroutine[Any, Any, str]]  # returns why, once the store is gone for good

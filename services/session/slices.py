@@ -5,7 +5,6 @@ A span is [start, end): inclusive, exclusive, clamped to what the log has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.kit.errors import Invalid
@@ -72,26 +71,42 @@ def resolve(ask: Ask, head: int, anchor: int | None = None) -> Span:
     return Span(start, end)
 
 
-def next_reads(span: Span, *, descending: bool, most: int) -> Span:
+def next_read(span: Span, most: int, *, descending: bool) -> Span:
     """Says which part of a span is read next: its first positions, or its last."""
     if descending:
         return Span(max(span.start, span.end - most), span.end)
     return Span(span.start, min(span.end, span.start + most))
 
 
-def fitting(sizes: Sequence[int], most: int, room: int) -> int:
-    """Counts the items, from the first on, that fit: at most `most`, and at most `room` bytes; one always fits."""
-    taken = 0
-    for size in sizes[:most]:
-        room -= size
-        if room < 0 and taken:
-            break
-        taken += 1
-    return taken
+def after(span: Span, position: int, *, descending: bool) -> Span:
+    """Returns what is left of a span once it was looked at up to a position, this one included."""
+    return Span(span.start, position) if descending else Span(position + 1, span.end)
 
 
-def remaining(span: Span, position: int, *, descending: bool) -> int:
-    """Returns the page token after `position` was looked at: the next `start_position` or `end_position`, or 0."""
-    if descending:
-        return position if position > span.start else 0
-    return position + 1 if position + 1 < span.end else 0
+def token(span: Span, *, descending: bool) -> int:
+    """Returns where the next page starts, when this is left: `start_position`, or backwards `end_position`; or 0."""
+    if not span:
+        return 0
+    return span.end if descending else span.start
+
+
+@dataclass
+class Cut:
+    """What still fits on a page. Something always fits on an empty one."""
+
+    most: int
+    room: int = PAGE_BYTES
+    taken: int = 0
+
+    def takes(self, size: int) -> bool:
+        """Takes an item of that many bytes, or says that the page ends before it."""
+        if self.taken and (self.full or size > self.room):
+            return False
+        self.taken += 1
+        self.room -= size
+        return True
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more fits, however small."""
+        return self.taken >= self.most
