@@ -1,0 +1,96 @@
+"""Which method may be called by whom. A method without a row is refused, and fails a test.
+
+`client` shows an API key; the services show certificates; `anyone` is for probes and tools.
+"""
+
+from __future__ import annotations
+
+ANYONE = frozenset({"anyone"})
+CLIENT = frozenset({"client"})
+MESH = frozenset({"session", "harness", "sandbox", "vault_proxy"})
+HARNESS = frozenset({"harness"})
+READERS = CLIENT | HARNESS
+GRANT_CHECKERS = frozenset({"sandbox", "vault_proxy"})
+
+_SESSION = {
+    "CreateSession": READERS,
+    "GetSession": READERS,
+    "ListSessions": CLIENT,
+    "UpdateSession": CLIENT,
+    "EndSession": READERS,
+    "ArchiveSession": CLIENT,
+    "DeleteSession": CLIENT,
+    "ForkSession": CLIENT,
+    "ImportSession": CLIENT,
+    "VerifySession": CLIENT,
+    "EmitEvent": CLIENT | HARNESS | {"vault_proxy"},
+    "EmitEvents": CLIENT | HARNESS | {"vault_proxy"},
+    "GetEvents": READERS,
+    "WatchEvents": READERS,
+    "PublishPreviews": HARNESS,
+    "ClaimWork": HARNESS,
+    "ReleaseWork": HARNESS,
+    "CheckGrant": GRANT_CHECKERS,
+    "WatchRevocations": GRANT_CHECKERS,
+    "UploadBlob": READERS,
+    "DownloadBlob": READERS,
+}
+_MEMORY = {
+    "CreateMemoryStore": CLIENT,
+    "ListMemoryStores": CLIENT,
+    "DeleteMemoryStore": CLIENT,
+    "WriteMemory": READERS,
+    "ReadMemory": READERS,
+    "ListMemories": READERS,
+    "ListMemoryVersions": READERS,
+    "DeleteMemory": READERS,
+}
+_HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
+_SANDBOX = {
+    "Provision": READERS,
+    "Execute": READERS,
+    "WatchExecution": READERS,
+    "CancelExecution": READERS,
+    "ListExecutions": READERS,
+    "ListTools": READERS,
+    "ListSandboxes": READERS,
+    "ListEnvironments": READERS,
+    "Release": READERS,
+    "PutResources": READERS,
+    "ListFiles": READERS,
+    "ReadFile": READERS,
+    "Checkpoint": READERS,
+    "Transfer": READERS,
+    "ConnectHand": CLIENT,
+    "ReportExecution": CLIENT,
+}
+_VAULT_PROXY = {
+    "ListTools": READERS,
+    "Execute": READERS,
+    "CancelExecution": READERS,
+    "OpenDoor": frozenset({"sandbox"}),
+    "CreateVault": CLIENT,
+    "ListVaults": CLIENT,
+    "ArchiveVault": CLIENT,
+    "AddCredential": CLIENT,
+    "UpdateCredential": CLIENT,
+    "ListCredentials": CLIENT,
+    "ArchiveCredential": CLIENT,
+    "ValidateCredential": CLIENT,
+    "StartConnection": CLIENT,
+    "FinishConnection": CLIENT,
+}
+
+ACCESS: dict[str, frozenset[str]] = {
+    f"/{service}/{method}": who
+    for service, methods in {
+        "handmesh.session.v1.SessionService": _SESSION,
+        "handmesh.session.v1.MemoryService": _MEMORY,
+        "handmesh.harness.v1.HarnessService": _HARNESS,
+        "handmesh.sandbox.v1.SandboxService": _SANDBOX,
+        "handmesh.vault_proxy.v1.VaultProxyService": _VAULT_PROXY,
+        "grpc.health.v1.Health": {"Check": ANYONE, "Watch": ANYONE, "List": ANYONE},
+        "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": ANYONE},
+    }.items()
+    for method, who in methods.items()
+}

@@ -1,0 +1,86 @@
+"""Channels to the other services: mutual TLS, keepalive, retries, and errors as they were raised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from services.kit import errors
+from services.kit.guard import DETAILS_KEY, DOMAIN
+
+MESSAGE_BYTES = 8 * 1024 * 1024  # more than a page of 3 MiB, or 1 MiB of events with what surrounds them
+
+SIZE_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+]
+KEEPALIVE_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_RETRY_POLICY = {
+    "maxAttempts": 5,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 3,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}  # the back-off carries a channel over a peer's restart
+_BY_CODE = {kind.code: kind for kind in errors.ServiceError.__subclasses__()}
+
+
+def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -> grpc.aio.Channel:
+    """Opens a channel to another service as the service whose certificate lies in `tls_dir`. Connects lazily.
+
+    Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`: those that a server
+    which has died may have begun and has forgotten.
+    """
+    credentials = grpc.ssl_channel_credentials(
+        (tls_dir / "ca.pem").read_bytes(), (tls_dir / "key.pem").read_bytes(), (tls_dir / "cert.pem").read_bytes()
+    )
+    methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
+    methods.append({"name": [{}], "retryPolicy": _RETRY_POLICY})
+    options = [
+        *SIZE_OPTIONS,
+        *KEEPALIVE_OPTIONS,
+        ("grpc.service_config", json.dumps({"methodConfig": methods})),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+    ]
+    return grpc.aio.secure_channel(address, credentials, options)
+
+
+def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE") -> errors.ServiceError:
+    """Turns a failed call back into the error that the service raised.
+
+    `unavailable` is the reason when the service itself did not answer.
+    """
+    kind = _BY_CODE.get(error.code().name, errors.Broken)
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAILS_KEY and isinstance(value, bytes):
+            return _rebuilt(kind, Status.FromString(value))
+    if kind is errors.Broken and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        kind = errors.Unavailable
+    reason = unavailable if kind is errors.Unavailable else "INTERNAL"
+    return kind(reason, f"the call ended as {error.code().name}")
+
+
+def _rebuilt(kind: type[errors.ServiceError], status: Status) -> errors.ServiceError:
+    reason, metadata, retry_after = "INTERNAL", {}, None
+    for detail in status.details:
+        info, retry = ErrorInfo(), RetryInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            reason, metadata = info.reason, dict(info.metadata)
+        elif detail.Unpack(retry):
+            retry_after = retry.retry_delay.ToTimedelta().total_seconds()
+    rebuilt = kind(reason, status.message.removesuffix(f" [{reason}]"), retry_after=retry_after)
+    rebuilt.metadata = metadata
+    return rebuilt

@@ -1,0 +1,162 @@
+"""The one interceptor: who calls, which ids, and what a caller is told when something fails.
+
+Order matters: identity first, then ids, then the method. A `ServiceError` becomes its status with a
+`google.rpc.ErrorInfo`; anything else becomes INTERNAL with an incident's id, because grpc would otherwise send the
+exception's text, secrets and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
+from google.rpc.status_pb2 import Status
+
+from services.kit import identity, ids
+from services.kit.errors import Broken, ServiceError, Unimplemented
+from services.kit.logs import Log
+
+DOMAIN = "handmesh"
+DETAILS_KEY = "grpc-status-details-bin"
+_log = Log("services.kit.guard")
+_id_fields: dict[str, tuple[tuple[str, bool], ...]] = {}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every method of a server. `keys` are the API keys that are known, by SHA-256."""
+
+    def __init__(self, keys: Mapping[str, identity.Caller]) -> None:
+        self._keys = keys
+        self._wrapped: dict[str, Any] = {}
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
+        """Finds the method's handler, wrapped; wraps it once."""
+        method: str = call.method
+        if method not in self._wrapped:
+            handler = await continuation(call)
+            if handler is None:
+                return None  # no such method: grpc answers, and nothing is kept for names that callers make up
+            self._wrapped[method] = self._wrap(method, handler)
+        return self._wrapped[method]
+
+    def _wrap(self, method: str, handler: Any) -> Any:
+        def admit(request: Any, context: Context) -> Any:
+            caller = identity.identify(
+                context.auth_context().get("x509_subject_alternative_name", ()), _authorization(context), self._keys
+            )
+            identity.authorize(caller, method)
+            identity.enter(caller)
+            if isinstance(request, Message):
+                check_ids(request)
+            return request if not handler.request_streaming else _checked(request)
+
+        async def unary(request: Any, context: Context) -> Any:
+            try:
+                return await handler_of(handler)(admit(request, context), context)
+            except Exception as problem:
+                await fail(problem, context, method)
+
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                async for answer in handler_of(handler)(admit(request, context), context):
+                    yield answer
+            except Exception as problem:
+                await fail(problem, context, method)
+
+        make = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[handler.request_streaming, handler.response_streaming]
+        return make(
+            stream if handler.response_streaming else unary,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+def handler_of(handler: Any) -> Callable[[Any, Context], Any]:
+    """Returns the one function that a grpc handler holds."""
+    found: Callable[[Any, Context], Any] = (
+        handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    )
+    return found
+
+
+def _authorization(context: Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == "authorization":
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return None
+
+
+async def _checked(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+    async for request in requests:
+        check_ids(request)
+        yield request
+
+
+def check_ids(message: Message) -> None:
+    """Raises Invalid for the first id in the message's own fields that has not the form of ids.
+
+    A minted id must be there unless its field is `optional`; a chosen id may be left out.
+    """
+    for name, required in _fields_with_ids(message.DESCRIPTOR):
+        value = getattr(message, name)
+        if isinstance(value, str):
+            if value or (required and name in ids.MINTED_FIELDS):
+                ids.check(name, value)
+        else:
+            for each in value:
+                ids.check(name.removesuffix("s"), each)
+
+
+def _fields_with_ids(descriptor: Any) -> tuple[tuple[str, bool], ...]:
+    known = _id_fields.get(descriptor.full_name)
+    if known is None:
+        known = _id_fields[descriptor.full_name] = tuple(_find(descriptor))
+    return known
+
+
+def _find(descriptor: Any) -> Iterator[tuple[str, bool]]:
+    for field in descriptor.fields:
+        if field.name.removesuffix("s") in ids.MINTED_FIELDS | ids.CHOSEN_FIELDS:
+            yield field.name, not field.has_presence
+
+
+async def fail(problem: Exception, context: Context, method: str) -> NoReturn:
+    """Ends the call with what the caller may know of the problem."""
+    if isinstance(problem, grpc.aio.AbortError):
+        raise problem
+    if isinstance(problem, NotImplementedError):
+        problem = Unimplemented("UNIMPLEMENTED", f"{method} is not built yet")
+    if not isinstance(problem, ServiceError):
+        incident = ids.mint("inc")
+        _log.error("method failed", exc_info=True, method=method, incident=incident)
+        problem = Broken("INTERNAL", f"our own fault; the log tells under {incident}", incident=incident)
+    kept = tuple(context.trailing_metadata() or ())
+    await context.abort(
+        getattr(grpc.StatusCode, problem.code),
+        str(problem),
+        (*kept, (DETAILS_KEY, details(problem).SerializeToString())),
+    )
+    raise asyncio.CancelledError  # abort has raised
+
+
+def details(problem: ServiceError) -> Status:
+    """Makes the rich status of an error: `ErrorInfo`, and `RetryInfo` when it says when to come back."""
+    status = Status(code=getattr(grpc.StatusCode, problem.code).value[0], message=str(problem))
+    status.details.add().Pack(ErrorInfo(reason=problem.reason, domain=DOMAIN, metadata=problem.metadata))
+    if problem.retry_after is not None:
+        delay = Duration()
+        delay.FromMilliseconds(int(problem.retry_after * 1000))
+        status.details.add().Pack(RetryInfo(retry_delay=delay))
+    return status

@@ -1,0 +1,71 @@
+"""Who calls: a service of the mesh by its certificate, a client by its API key."""
+
+from __future__ import annotations
+
+import contextvars
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.kit.access import ACCESS
+from services.kit.errors import Denied, Unauthenticated
+
+URI_PREFIX = b"spiffe://handmesh/"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls: `kind` is a service's name, `client` or `anyone`; `tenant` is set for clients only."""
+
+    kind: str
+    tenant: str | None = None
+    name: str = ""
+
+
+_current: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller")
+
+
+def current() -> Caller:
+    """Returns who made the call that is being served."""
+    return _current.get()
+
+
+def enter(caller: Caller) -> None:
+    """Remembers the caller for the rest of this task."""
+    _current.set(caller)
+
+
+def known_keys(file: Path | None) -> dict[str, Caller]:
+    """Reads the file of API keys: SHA-256 in hex -> the client that shows the key."""
+    if file is None:
+        return {}
+    return {row["sha256"]: Caller("client", row["tenant"], row["name"]) for row in json.loads(file.read_text())}
+
+
+def identify(names: Iterable[bytes], authorization: str | None, keys: Mapping[str, Caller]) -> Caller:
+    """Tells the caller from its certificate's alternative names, else from its `authorization` metadata.
+
+    Raises Unauthenticated (`IDENTITY_UNKNOWN`) for a key that is not known.
+    """
+    for name in names:
+        if name.startswith(URI_PREFIX):
+            return Caller(name[len(URI_PREFIX) :].decode("ascii", "replace"))
+    if authorization is None:
+        return Caller("anyone")
+    scheme, _, key = authorization.partition(" ")
+    caller = keys.get(hashlib.sha256(key.strip().encode()).hexdigest()) if scheme.lower() == "bearer" else None
+    if caller is None:
+        raise Unauthenticated("IDENTITY_UNKNOWN", "the API key is not known to this mesh")
+    return caller
+
+
+def authorize(caller: Caller, method: str) -> None:
+    """Raises Unauthenticated or Denied unless the table lets the caller call the method."""
+    allowed = ACCESS.get(method, frozenset())
+    if caller.kind in allowed or "anyone" in allowed:
+        return
+    if caller.kind == "anyone":
+        raise Unauthenticated("IDENTITY_UNKNOWN", "send `authorization: Bearer <API key>` (see `handmesh key`)")
+    raise Denied("METHOD_DENIED", f"a {caller.kind} may not call {method}", identity=caller.kind)

@@ -1,0 +1,136 @@
+"""Settings: one frozen dataclass per service, read once from the environment.
+
+    @dataclass(frozen=True)
+    class Settings:
+        nats_url: str = setting("HANDMESH_NATS_URL", text, "nats://127.0.0.1:7420", "Where NATS is.")
+
+All problems are reported at once, each with the variable, its value and what was expected.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+REQUIRED: Any = object()
+
+
+class SettingsError(Exception):
+    """Some settings are wrong. Its text has a line for each."""
+
+
+def text(value: str) -> str:
+    """Takes any text that is not empty."""
+    if not value:
+        raise ValueError("some text")
+    return value
+
+
+def whole(value: str) -> int:
+    """Takes a whole number from 1 up."""
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise ValueError("a whole number from 1 up")
+    return int(value)
+
+
+def flag(value: str) -> bool:
+    """Takes 1 or 0."""
+    if value not in ("1", "0"):
+        raise ValueError("1 or 0")
+    return value == "1"
+
+
+def address(value: str) -> str:
+    """Takes `host:port`."""
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ValueError("host:port")
+    return value
+
+
+def url(value: str) -> str:
+    """Takes an address with a scheme."""
+    if "://" not in value:
+        raise ValueError("an address with a scheme, such as nats:// or https://")
+    return value
+
+
+def path(value: str) -> Path:
+    """Takes a path."""
+    return Path(text(value))
+
+
+def existing(value: str) -> Path:
+    """Takes the path of a file or folder that is there."""
+    found = Path(value)
+    if not found.exists():
+        raise ValueError("the path of a file or folder that is there")
+    return found
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Takes one of the words."""
+
+    def parse(value: str) -> str:
+        if value not in words:
+            raise ValueError("one of " + ", ".join(words))
+        return value
+
+    return parse
+
+
+def setting(variable: str, parse: Callable[[str], Any], default: Any, meaning: str) -> Any:
+    """Declares a field: its variable, how it is parsed, its default (or REQUIRED) and what it means."""
+    return dataclasses.field(metadata={"variable": variable, "parse": parse, "default": default, "meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """What every service is told."""
+
+    listen: str = setting("HANDMESH_LISTEN", address, REQUIRED, "Where the mesh's services call: mutual TLS.")
+    client_listen: str | None = setting(
+        "HANDMESH_CLIENT_LISTEN", address, None, "Where clients call with an API key: plain text on loopback, else TLS."
+    )
+    tls_dir: Path = setting("HANDMESH_TLS_DIR", existing, REQUIRED, "Folder of ca.pem, cert.pem and key.pem.")
+    api_keys_file: Path | None = setting(
+        "HANDMESH_API_KEYS_FILE", existing, None, "JSON list of {sha256, tenant, name}: the API keys that are known."
+    )
+    log_level: str = setting(
+        "HANDMESH_LOG_LEVEL", one_of("debug", "info", "warning", "error"), "info", "From where on to log."
+    )
+
+
+def read(kind: type[T], environment: Mapping[str, str] | None = None) -> T:
+    """Reads a settings class from the environment. Raises SettingsError with every problem."""
+    source = os.environ if environment is None else environment
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        variable, parse, default = (field.metadata[key] for key in ("variable", "parse", "default"))
+        given = source.get(variable)
+        if given is None and default is REQUIRED:
+            problems.append(f"{variable} is not set: {field.metadata['meaning']}")
+            continue
+        try:
+            values[field.name] = default if given is None else parse(given)
+        except ValueError as expected:
+            problems.append(f"{variable} is {given!r}, expected {expected}: {field.metadata['meaning']}")
+    if problems:
+        raise SettingsError("\n".join(problems))
+    return kind(**values)
+
+
+def describe(kind: type) -> str:
+    """Lists a settings class's variables with default and meaning, for `--help` and the docs."""
+    lines = []
+    for field in dataclasses.fields(kind):
+        default = field.metadata["default"]
+        shown = "required" if default is REQUIRED else f"default: {'none' if default is None else default}"
+        lines.append(f"  {field.metadata['variable']}  ({shown})\n      {field.metadata['meaning']}")
+    return "\n".join(lines)
