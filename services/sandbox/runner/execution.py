@@ -34,10 +34,10 @@ class Order(NamedTuple):
 class Execution:
     """Runs while its first process lives, then ends while what that one left is being killed, then has a result."""
 
-    def __init__(self, order: Order, config: Config) -> None:
-        """Holds an execution that has not started; its files go into a folder that must not exist."""
+    def __init__(self, order: Order, number: int, config: Config) -> None:
+        """Holds an execution that has not started; its files go into a folder named by its number."""
         self.order = order
-        self.folder = os.path.join(config.records, order.id)
+        self.folder = os.path.join(config.records, str(number))
         self.output_path = os.path.join(self.folder, "output")
         self.started_at = time.time()
         self.pid = 0
@@ -69,6 +69,7 @@ class Execution:
         self._output = Output(self.output_path, config.output_text_bytes, config.output_file_bytes)
         self.pid, self.pipe, self.mark, self._side = ready.pid, ready.pipe, ready.mark, ready.side
         self.deadline = time.monotonic() + order.timeout
+        self.order = order._replace(input={})  # it can be large, and nobody asks for it again
         return True
 
     @property

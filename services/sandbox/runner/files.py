@@ -13,7 +13,7 @@ from typing import IO, Any, NamedTuple
 
 MAX_READ_BYTES = 256 << 10
 MAX_IMAGE_BYTES = 5 << 20
-MAX_DOCUMENT_BYTES = 20 << 20
+MAX_DOCUMENT_BYTES = 5 << 20  # base64 of it must fit into one message of the mesh
 MAX_EDIT_BYTES = 16 << 20
 _SNIFF_BYTES = 8 << 10
 _MAX_LINE_BYTES = 1 << 20
@@ -116,8 +116,7 @@ def put(workspace: str, given: dict[str, Any]) -> Answer:
     """Writes bytes that the service brought."""
     path = _absolute(workspace, given["path"])
     _store(path, base64.b64decode(given["data"]))
-    if given.get("executable"):
-        os.chmod(path, 0o755)
+    os.chmod(path, given["mode"])
     return Answer(path)
 
 
