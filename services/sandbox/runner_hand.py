@@ -7,12 +7,24 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from services.kit.errors import Exists, Gone, Invalid, Unavailable
 from services.kit.ids import mint
 from services.kit.logs import Log
-from services.sandbox.hand import Chunk, ExecutionInfo, File, Labels, Order, Outcome, Recipe, Result, SandboxInfo
+from services.sandbox.hand import (
+    WORKSPACE,
+    Chunk,
+    ExecutionInfo,
+    File,
+    Labels,
+    Order,
+    Outcome,
+    Recipe,
+    Result,
+    SandboxInfo,
+)
 from services.sandbox.records import Facts, Record, Records, finished
 from services.sandbox.runner_client import Unreachable, ask, lines
 from services.sandbox.tools import NAMES
@@ -138,7 +150,8 @@ class RunnerHand:
 
     async def _put(self, record: Record, files: Sequence[File]) -> None:
         for file in files:
-            given = {"path": file.path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
+            path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
+            given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
             order = Order(mint("put"), "_put", given, "", PUT_SECONDS)
             await self._start(record, order)
             async for said in self._follow(record, order.execution_id, None):

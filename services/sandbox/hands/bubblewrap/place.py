@@ -229,9 +229,9 @@ def _probe(recipe: Recipe) -> tuple[tuple[str, ...], bool]:
     raise Refused(
         "ISOLATION_UNAVAILABLE",
         f"bubblewrap cannot make namespaces here ({complaint}). Allow user namespaces (sysctl "
-        "user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns), or use an environment of "
-        "the docker backend, or, to run tools without any isolation, the environment `process` with "
-        "HANDMESH_ALLOW_UNISOLATED=1",
+        "user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns), "
+        "or use an environment of the docker backend, or, to run tools without any isolation, the environment "
+        "`process` with HANDMESH_ALLOW_UNISOLATED=1",
         backend="bubblewrap",
     )
 
