@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from services.kit.errors import Conflict, Invalid
-from services.sandbox.hand import WORKSPACE, Order
+from services.sandbox.hand import WORKSPACE, File, Order
 from services.sandbox.tools import DEFAULT_COMMAND_SECONDS, TOOLS, Tool, offered
 
 MAX_FILE_BYTES = 1 << 20
@@ -85,28 +86,18 @@ def digest(name: str, given: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([name, given], sort_keys=True).encode()).hexdigest()
 
 
-def check_mount_path(path: str) -> str:
-    """Returns a path under the workspace in its one spelling. Raises Invalid (`RESOURCE_INVALID`) for any other."""
-    if not _MOUNT_PATH.fullmatch(path) or any(part in (".", "..") for part in path.split("/")):
-        raise Invalid(
-            "RESOURCE_INVALID",
-            f"mount_path must be {WORKSPACE}/ and up to 8 names of A-Z a-z 0-9 . _ -, not {_shown(path)!r}",
-            mount_path=_shown(path),
-        )
-    return path
-
-
-def check_file_size(path: str, size: int) -> None:
-    """Raises Invalid (`RESOURCE_INVALID`) for a file that is too large to be given."""
-    if size > MAX_FILE_BYTES:
-        raise Invalid("RESOURCE_INVALID", f"{path} has {size} bytes; the limit is {MAX_FILE_BYTES}", mount_path=path)
-
-
-def check_distinct(paths: Sequence[str]) -> None:
-    """Raises Invalid (`RESOURCE_INVALID`) when one path is, or lies under, another."""
-    for path, after in zip(
-        sorted(path + "/" for path in paths), sorted(path + "/" for path in paths)[1:], strict=False
-    ):
+def check_files(files: Sequence[File]) -> None:
+    """Raises Invalid (`RESOURCE_INVALID`) unless each file has a path of its own under the workspace, and fits."""
+    for file in files:
+        shown = _shown(file.path)
+        if not _MOUNT_PATH.fullmatch(file.path) or any(part in (".", "..") for part in file.path.split("/")):
+            what = f"mount_path must be {WORKSPACE}/ and up to 8 names of A-Z a-z 0-9 . _ -, not {shown!r}"
+            raise Invalid("RESOURCE_INVALID", what, mount_path=shown)
+        if len(file.content) > MAX_FILE_BYTES:
+            what = f"{shown} has {len(file.content)} bytes; the limit is {MAX_FILE_BYTES}"
+            raise Invalid("RESOURCE_INVALID", what, mount_path=shown)
+    paths = sorted(file.path + "/" for file in files)
+    for path, after in itertools.pairwise(paths):
         if after.startswith(path):
             raise Invalid("RESOURCE_INVALID", f"two resources want {path[:-1]}", mount_path=path[:-1])
 

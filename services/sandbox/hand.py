@@ -162,7 +162,7 @@ class Hand(Protocol):
         """Makes a sandbox with files in it, and returns when it can execute.
 
         Idempotent by `labels.request_id` unless that is empty: a second call, also one at the same time, also after a
-        restart, gets the first one's sandbox and its labels. With another environment it raises Exists
+        restart, gets the first one's sandbox and its labels. For another environment or session it raises Exists
         (`REQUEST_ID_REUSED`). What cannot be finished leaves nothing behind. Raises as `check` does, Full (`FULL`),
         and Invalid (`RESOURCE_INVALID`) for a file that cannot be put.
         """
@@ -201,6 +201,10 @@ class Hand(Protocol):
 
     async def release(self, sandbox_id: str) -> None:
         """Destroys a sandbox and all that is in it: no process, no file, no container stays. Idempotent."""
+        ...
+
+    async def find(self, sandbox_id: str) -> SandboxInfo | None:
+        """Returns a sandbox that this hand or an earlier one over this state has made, if it was not released."""
         ...
 
     async def list(self) -> tuple[SandboxInfo, ...]:

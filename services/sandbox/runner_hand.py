@@ -99,8 +99,8 @@ class RunnerHand:
             self._making[labels.request_id] = making
             making.add_done_callback(lambda _: self._making.pop(labels.request_id, None))
         info = await asyncio.shield(making)  # a caller that goes away leaves the others their sandbox
-        if info.labels.environment != labels.environment:
-            raise Exists("REQUEST_ID_REUSED", "the request made a sandbox of another environment")
+        if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
+            raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
         return info
 
     async def _find_or_make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
@@ -220,6 +220,11 @@ class RunnerHand:
         if record is not None:
             await self._remove(record)
             _log.info("sandbox released", sandbox_id=sandbox_id, backend=self._place.name)
+
+    async def find(self, sandbox_id: str) -> SandboxInfo | None:
+        """See `Hand.find`."""
+        record = self._records.get(sandbox_id)
+        return record.info if record is not None and record.ready else None
 
     async def list(self) -> tuple[SandboxInfo, ...]:
         """See `Hand.list`."""

@@ -43,7 +43,7 @@ class Containers:
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
         image = recipe.image or DEFAULT_IMAGE
-        await self._ask(lambda client: client.api.inspect_image(image), image)
+        await self._ask(lambda client: client.images.get(image), image)
         if self._unenforced is None:
             info = await self._ask(lambda client: client.info())
             self._unenforced = tuple(limit for ability, limit in _ABILITIES.items() if info.get(ability) is False)
@@ -142,7 +142,7 @@ class Containers:
                 raise Unavailable(
                     "BACKEND_UNAVAILABLE",
                     f"no Docker Engine does this at {self._host}; see the service's log, and `docker info`. Start the "
-                    "engine or set HANDMESH_DOCKER_HOST",
+                    "engine or set DOCKER_HOST",
                     backend=self.name,
                 ) from None
 
