@@ -95,6 +95,9 @@ class Allowed:
 
     entries: frozenset[tuple[str, int | None]] = frozenset()
 
+    def __str__(self) -> str:
+        return ",".join(sorted(host if port is None else f"{host}:{port}" for host, port in self.entries)) or "none"
+
     def covers(self, origin: Origin) -> bool:
         """Says whether the origin is one of them."""
         return bool({(origin.host, None), (origin.host, origin.port)} & self.entries)
