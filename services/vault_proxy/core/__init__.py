@@ -6,5 +6,4 @@ schema      how a tool's input schema is mended so that the model's API takes it
 catalog     the tools of one server, mended, named and counted
 answer      what a tool said, as the model is told
 scrub       taking a credential out of what a server says
-trail       where things lie in the vault
 """
