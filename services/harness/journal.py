@@ -1,0 +1,144 @@
+"""One session's log as a harness works with it: what was read so far, and what it says.
+
+Facts are said again until they are in the log: a reply or a result did happen. Decisions are only proposed: when the
+log has moved on they are dropped, and made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from handmesh.session.v1.event_pb2 import Event
+from services.harness.adapters.codec import fact_of
+from services.harness.core import Fact, Woke
+from services.harness.ports import SessionLog
+from services.kit.errors import Conflict, Refused, Unavailable
+
+SAY_AGAIN_SECONDS = 60.0  # how long a fact is said again while the session service is away
+PAUSE_SECONDS = 0.25  # between two tries
+
+
+class Fenced(Exception):
+    """Another harness owns the session: leave it alone."""
+
+
+class Journal:
+    """Reads ahead in the background and hands each fact to `apply`, once and in order."""
+
+    def __init__(self, log: SessionLog, apply: Callable[[Fact], None]) -> None:
+        self.log = log
+        self.head = 0
+        self.epoch = 0
+        self.grant = ""
+        self._waiting: list[asyncio.Future[None]] = []
+        self._apply = apply
+        self._reader: asyncio.Task[None] | None = None
+        self._newest_woke = 0
+        self._caught_up = asyncio.Event()
+
+    async def open(self) -> None:
+        """Reads the log to its end as it is now."""
+        self._reader = asyncio.create_task(self._read(), name=f"read {self.log.session_id}")
+        arrived = asyncio.create_task(self._caught_up.wait())
+        await asyncio.wait({self._reader, arrived}, return_when=asyncio.FIRST_COMPLETED)
+        arrived.cancel()
+        self.check()
+
+    async def close(self) -> None:
+        """Stops reading."""
+        if self._reader is not None:
+            self._reader.cancel()
+            await asyncio.wait({self._reader})
+
+    def check(self) -> None:
+        """Raises what stopped the reading, or Fenced when another harness has woken since."""
+        if self._reader is not None and self._reader.done() and not self._reader.cancelled():
+            self._reader.result()
+        if self.epoch and self._newest_woke > self.epoch:
+            raise Fenced
+
+    async def take_up(self, event: Event) -> None:
+        """Emits `HarnessWoke` at the log's end as it was read. Raises Conflict when the log has moved on."""
+        appended = await self.log.emit([event], 0, self.head)
+        self.epoch, self.grant = appended.first_position, appended.grant
+        await self._applied([event], appended.first_position)
+
+    async def say(self, *events: Event) -> None:
+        """Appends facts, whatever came in between. A result that came second is dropped: the first one counts."""
+        await self._append(events, None)
+
+    async def propose(self, *events: Event) -> bool:
+        """Appends what was decided if the log is still as it was read. Tells whether it was."""
+        try:
+            await self._append(events, self.head)
+        except Conflict as conflict:
+            if conflict.reason != "POSITION_CONFLICT":
+                raise
+            await self._reach(int(conflict.metadata.get("last_position", self.head)))
+            return False
+        return True
+
+    async def _append(self, events: tuple[Event, ...], expected: int | None) -> None:
+        deadline = asyncio.get_running_loop().time() + SAY_AGAIN_SECONDS
+        while True:
+            try:
+                appended = await self.log.emit(events, self.epoch, expected)
+            except Unavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(PAUSE_SECONDS)
+            except Conflict as conflict:
+                if conflict.reason == "EPOCH_STALE":
+                    raise Fenced from None
+                raise
+            except Refused as refused:
+                if refused.reason != "TOOL_CALL_SETTLED":
+                    raise
+                await asyncio.sleep(PAUSE_SECONDS)  # what came first is in the log, and is read meanwhile
+                return
+            else:
+                await self._applied(list(events), appended.first_position)
+                return
+
+    async def _applied(self, events: list[Event], first_position: int) -> None:
+        """Takes what was just appended without waiting to read it back, if nothing lies between."""
+        if first_position == self.head + 1:
+            for position, event in enumerate(events, first_position):
+                mine = Event()
+                mine.CopyFrom(event)
+                mine.position, mine.epoch = position, self.epoch
+                self._take(fact_of(mine))
+        await self._reach(first_position + len(events) - 1)
+
+    async def _reach(self, position: int) -> None:
+        await self.wait(position - 1)
+
+    async def wait(self, beyond: int) -> None:
+        """Waits until a position beyond this one was read. Raises what stopped the reading."""
+        assert self._reader is not None
+        while self.head <= beyond:
+            self.check()
+            told = asyncio.get_running_loop().create_future()
+            self._waiting.append(told)
+            await asyncio.wait({told, self._reader}, return_when=asyncio.FIRST_COMPLETED)
+        self.check()
+
+    async def _read(self) -> None:
+        async for page in self.log.follow(1):
+            for fact in page.facts:
+                self._take(fact)
+            if self.head >= page.last_position:
+                self._caught_up.set()
+
+    def _take(self, fact: Fact) -> None:
+        if fact.position != self.head + 1:
+            return  # read back after it was applied at once
+        self.head = fact.position
+        if isinstance(fact, Woke):
+            self._newest_woke = fact.position
+        self._apply(fact)
+        for told in self._waiting:
+            if not told.done():
+                told.set_result(None)
+        self._waiting.clear()

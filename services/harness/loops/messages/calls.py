@@ -1,0 +1,190 @@
+"""Looks up tools, provisions hands, runs calls and settles them: the effects around one reply's tool calls.
+
+A tool that fails is a value for the model. When a hand fails, the model is told so in our own words, and the log has
+an `ErrorRaised` that says which part it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from handmesh.session.v1.event_pb2 import Event
+from services.harness.adapters import codec
+from services.harness.core import ToolResult, ToolSpec
+from services.harness.journal import Journal
+from services.harness.loops.messages.core import LookUpTools, RunCall
+from services.harness.loops.messages.state import Call, State
+from services.harness.ports import Ports
+from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
+
+CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had said
+TRY_AGAIN_SECONDS = 30.0  # how long a call that has been sent is asked for again while its hand is away
+PAUSE_SECONDS = 0.25
+MAX_CONTENT_BYTES = 700_000  # of a result's blocks: an event is at most 1 MiB
+
+
+class Calls:
+    """What a turn does with hands and servers. `state` returns the state as it is now."""
+
+    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State]) -> None:
+        self._journal = journal
+        self._ports = ports
+        self._state = state
+
+    async def look_up(self, wanted: LookUpTools) -> None:
+        """Asks for tools and says what there is. A hand or server that fails offers none in this turn."""
+        epoch, head = self._journal.epoch, self._state().head
+        config = self._state().config
+        events = []
+        for hand in wanted.hands:
+            spec = config.hand_specs[config.hands.index(hand)]
+            try:
+                tools = await self._ports.hands.tools(spec)
+            except ServiceError as problem:
+                events.append(codec.offered(epoch, head, hand, (), failed=True))
+                events.append(self._raised(f"hand {hand}", "hand", problem))
+            else:
+                prefix = f"{hand}__" if len(config.hands) > 1 else ""
+                events.append(codec.offered(epoch, head, hand, [_named(tool, prefix) for tool in tools]))
+        if wanted.servers:
+            events.extend(await self._servers(wanted.servers, epoch, head))
+        for event in events:
+            await self._journal.say(event)
+
+    async def _servers(self, wanted: tuple[str, ...], epoch: int, head: int) -> list[Event]:
+        try:
+            tools, problems = await self._ports.servers.tools(self._journal.grant)
+        except ServiceError as problem:
+            failed = [codec.offered(epoch, head, server, (), failed=True) for server in wanted]
+            return [*failed, self._raised("servers", "vault_proxy", problem)]
+        down = {server for server, tool, *_ in problems if not tool}
+        events = []
+        for server in wanted:
+            mine = [tool for tool in tools if tool.name.partition("__")[0] == server]
+            events.append(codec.offered(epoch, head, server, mine, failed=server in down))
+        for server, _, reason, message in problems:
+            events.append(
+                codec.error_raised(epoch, head, f"server {server}", reason, f"{server}: {message}", retryable=True)
+            )
+        return events
+
+    def _raised(self, part: str, kind: str, problem: ServiceError) -> Event:
+        head = self._state().head
+        event = codec.error_raised(
+            self._journal.epoch, head, kind, problem.reason, problem.message, isinstance(problem, Unavailable)
+        )
+        event.event_id = f"error-{self._journal.epoch}-{head}-{part.replace(' ', '-')}"
+        return event
+
+    async def provision(self, hand: str) -> None:
+        """Makes a hand's sandbox. When that fails, the calls that wait for it are told so."""
+        state = self._state()
+        spec = state.config.hand_specs[state.config.hands.index(hand)]
+        generation = state.generations.get(hand, 0) + 1
+        session_id, epoch = self._journal.log.session_id, self._journal.epoch
+        try:
+            sandbox = await self._ports.hands.provision(session_id, hand, spec, generation, epoch)
+        except Conflict:
+            raise  # fenced: the journal will say so
+        except ServiceError as problem:
+            await self._journal.say(self._raised(f"provision {hand}", "hand", problem))
+            for call in self._waiting_for(hand):
+                told = ToolResult(f"The hand {hand} could not be provisioned: {problem.message}", "GONE")
+                await self._journal.say(codec.call_finished(call.call.id, told))
+        else:
+            event = codec.provisioned(
+                hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
+            )
+            await self._journal.say(event)
+
+    def _waiting_for(self, hand: str) -> list[Call]:
+        offer = self._state().offers.get(hand)
+        names = {spec.name for spec in offer.tools} if offer else set()
+        return [call for call in self._state().calls.values() if call.result is None and call.call.name in names]
+
+    async def run(self, run: RunCall) -> None:
+        """Says that a call starts, sends it, and says what came back."""
+        if run.started is None:
+            await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
+        result = await self._execute(run)
+        events = [codec.call_finished(run.call.id, _fitting(result))]
+        if result.outcome == "GONE" and run.sandbox_id:
+            events.append(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
+        await self._journal.say(*events)
+
+    async def _execute(self, run: RunCall) -> ToolResult:
+        deadline = self._ports.now() + TRY_AGAIN_SECONDS
+        while True:
+            try:
+                return await self._send(run)
+            except Gone as problem:
+                if problem.reason == "EXECUTION_UNKNOWN":
+                    return ToolResult("Nobody can tell whether this call ran: it was not run again.", "UNKNOWN")
+                return ToolResult("The sandbox is gone, with what was in it. The next call gets a new one.", "GONE")
+            except Invalid as problem:
+                return ToolResult(problem.message, "TOOL_ERROR")
+            except Conflict:
+                raise
+            except Unavailable as problem:
+                # A hand keeps a call by its id, so it is asked again; a server's call may have run: it is not.
+                if run.sandbox_id and self._ports.now() < deadline:
+                    await asyncio.sleep(PAUSE_SECONDS)
+                    continue
+                return await self._lost(run, problem)
+            except ServiceError as problem:
+                return await self._lost(run, problem)
+
+    async def _send(self, run: RunCall) -> ToolResult:
+        if run.sandbox_id:
+            return await self._ports.hands.execute(
+                run.sandbox_id, run.tool, run.call.input, run.call.id, self._journal.epoch
+            )
+        again = run.started is not None and not (run.spec.idempotent or run.spec.read_only)
+        return await self._ports.servers.execute(
+            self._journal.grant, run.tool, run.call.input, run.call.id, attach_only=again
+        )
+
+    async def _lost(self, run: RunCall, problem: ServiceError) -> ToolResult:
+        part = "hand" if run.sandbox_id else "vault_proxy"
+        await self._journal.say(self._raised(f"call {run.call.id}", part, problem))
+        return ToolResult(f"The call failed before it could answer: {problem.message}", "UNKNOWN")
+
+    async def settle(self, calls: tuple[Call, ...]) -> None:
+        """Cancels calls after an interrupt and says what each had said."""
+        results = await asyncio.gather(*(self._interrupted(call) for call in calls))
+        for call, result in zip(calls, results, strict=True):
+            await self._journal.say(codec.call_finished(call.call.id, _fitting(result)))
+
+    async def _interrupted(self, call: Call) -> ToolResult:
+        told = ToolResult("The turn was interrupted before this call ended.", "INTERRUPTED")
+        started = call.started
+        if started is None:
+            return ToolResult("The turn was interrupted before this call ran.", "INTERRUPTED")
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                if not started.sandbox_id:
+                    await self._ports.servers.cancel(self._journal.grant, call.call.id)
+                    return told
+                await self._ports.hands.cancel(started.sandbox_id, call.call.id, self._journal.epoch)
+                tool = call.call.name.partition("__")[2] or call.call.name
+                return await self._ports.hands.execute(
+                    started.sandbox_id, tool, call.call.input, call.call.id, self._journal.epoch
+                )
+        except (TimeoutError, ServiceError):
+            return told
+
+
+def _named(tool: ToolSpec, prefix: str) -> ToolSpec:
+    return replace(tool, name=prefix + tool.name)
+
+
+def _fitting(result: ToolResult) -> ToolResult:
+    """Leaves out blocks that are too big for an event, and says so."""
+    if len(result.content) <= MAX_CONTENT_BYTES:
+        return result
+    note = f"\n[{len(result.content)} bytes of other content left out: the limit is {MAX_CONTENT_BYTES}]"
+    return ToolResult(
+        result.output + note, result.outcome, "", True, result.exit_code, result.signal, result.spill_path
+    )

@@ -1,0 +1,167 @@
+"""What a harness is given: a session's log, a model, hands and servers; and what a harness type is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from handmesh.session.v1.event_pb2 import Event, TokenUsage
+from handmesh.session.v1.session_pb2 import Preview
+from services.harness.core import Fact, ToolResult, ToolSpec
+
+
+@dataclass(frozen=True)
+class Page:
+    """Facts in order of position, and the position of the log's last event when they were read."""
+
+    facts: Sequence[Fact]
+    last_position: int
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Where events are in the log. `grant` comes with an accepted `HarnessWoke` only."""
+
+    first_position: int
+    grant: str = ""
+
+
+class Previews(Protocol):
+    """Shows watchers what is about to become an event. Never fails, may drop."""
+
+    def show(self, preview: Preview) -> None:
+        """Takes one piece; returns at once."""
+
+    async def close(self) -> None:
+        """Sends what is left, for at most a second."""
+
+
+class SessionLog(Protocol):
+    """One session's log."""
+
+    session_id: str
+
+    def follow(self, start_position: int) -> AsyncIterator[Page]:
+        """Yields the log from a position on, then what is appended, without a gap or a repeat, over reconnects.
+
+        The first page comes at once, even when it is empty. Raises Gone when there is no such session.
+        """
+
+    async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
+        """Appends events in one step. Idempotent by their ids.
+
+        Raises Conflict (`POSITION_CONFLICT`, `EPOCH_STALE`), Refused (`TOOL_CALL_SETTLED`, ...), Invalid and
+        Unavailable.
+        """
+
+    def previews(self, epoch: int) -> Previews:
+        """Opens a way to show previews."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model said. `content` is JSON text of its content blocks; a call's input in it is as it was sent."""
+
+    content: str
+    stop_reason: str
+    usage: TokenUsage
+    message_id: str
+    model: str
+
+
+class ModelFailure(Exception):
+    """The model did not answer. `reason` is an ErrorReason; `retry_after` is what the API asks for, in seconds."""
+
+    def __init__(self, reason: str, message: str, retryable: bool, retry_after: float | None = None) -> None:
+        super().__init__(f"{message} [{reason}]")
+        self.reason = reason
+        self.message = message
+        self.retryable = retryable
+        self.retry_after = retry_after
+
+
+class Model(Protocol):
+    """The model's API."""
+
+    def newest(self) -> str:
+        """Names the newest model that the installed client library knows."""
+
+    async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
+        """Sends a request and streams the answer: `show(block_index, kind, piece)` for each piece of a block.
+
+        `kind` is a field of `Preview.delta`: `text`, `thinking` or `tool_input`. Raises ModelFailure. To cancel the
+        call is to stop the stream.
+        """
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A sandbox that was made for a hand."""
+
+    sandbox_id: str
+    environment: str
+    unenforced_limits: tuple[str, ...] = ()
+
+
+class Hands(Protocol):
+    """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors."""
+
+    async def tools(self, spec: bytes) -> list[ToolSpec]:
+        """Lists the tools that the hand will have. Provisions nothing."""
+
+    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
+        """Makes the hand's sandbox. Idempotent by session, hand and generation."""
+
+    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, epoch: int) -> ToolResult:
+        """Runs a tool once, however often it is called with the id, and waits for its result."""
+
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+        """Kills an execution, or makes sure that it never starts."""
+
+
+class Servers(Protocol):
+    """MCP servers behind the vault proxy. `grant` says whose; errors are ServiceErrors."""
+
+    async def tools(self, grant: str) -> tuple[list[ToolSpec], list[tuple[str, str, str, str]]]:
+        """Lists the tools of all servers, and what is missing: server, tool (empty: all), reason and message."""
+
+    async def execute(self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool) -> ToolResult:
+        """Runs a tool and waits. With `attach_only` it only waits for what runs or has run already."""
+
+    async def cancel(self, grant: str, execution_id: str) -> None:
+        """Asks the server to stop an execution, or makes sure that it never starts."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Everything that a harness type reaches the world through."""
+
+    model: Model
+    hands: Hands
+    servers: Servers
+    now: Callable[[], float]
+    jitter: Callable[[], float]
+
+
+class Progress(Protocol):
+    """Where a run tells how far it is."""
+
+    def took_up(self, epoch: int) -> None:
+        """The session is this harness's from now on."""
+
+    def step(self, name: str) -> None:
+        """What the run does now."""
+
+
+class HarnessType(Protocol):
+    """A kind of brain. Holds nothing between two sessions, nor anything of a session that its log does not hold."""
+
+    description: str
+
+    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> None:
+        """Takes the session up and works until there is nothing to do or another harness owns it.
+
+        Returns without a word to `progress.took_up` when there was nothing to do. Raises Conflict when another
+        harness was faster, Gone when there is no such session.
+        """

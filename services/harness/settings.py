@@ -1,0 +1,20 @@
+"""What the harness service is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.kit.settings import REQUIRED, Mesh, address, path, setting, url, whole
+
+
+@dataclass(frozen=True)
+class Settings(Mesh):
+    """Settings of the harness service."""
+
+    session_address: str = setting("HANDMESH_SESSION_ADDRESS", address, REQUIRED, "Where the session service is.")
+    sandbox_address: str = setting("HANDMESH_SANDBOX_ADDRESS", address, REQUIRED, "Where the sandbox service is.")
+    vault_proxy_address: str = setting("HANDMESH_VAULT_PROXY_ADDRESS", address, REQUIRED, "Where the vault proxy is.")
+    model_key_file: Path | None = setting("HANDMESH_MODEL_KEY_FILE", path, None, "File with the model's API key.")
+    model_base_url: str | None = setting("HANDMESH_MODEL_BASE_URL", url, None, "Another endpoint of the model's API.")
+    capacity: int = setting("HANDMESH_CAPACITY", whole, 100, "Most sessions that this harness works on at once.")

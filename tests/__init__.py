@@ -1,0 +1,1 @@
+"""Tests. A package, so that `tests.support` is ours whatever else is installed."""

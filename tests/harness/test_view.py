@@ -1,0 +1,118 @@
+"""The request that a model is sent is a pure view of the log."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from services.harness.core import (
+    CallFinished,
+    Config,
+    Fact,
+    Message,
+    Offered,
+    Replied,
+    Started,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+from services.harness.loops.messages.state import fold_all
+from services.harness.loops.messages.view import CACHED, view
+
+SPEC = ToolSpec("bash", "Runs a command.", '{"type":"object"}')
+
+
+def text(said: str) -> str:
+    return json.dumps([{"type": "text", "text": said}])
+
+
+def messages(*facts: Fact) -> list[tuple[str, list[str]]]:
+    """Returns each message's role and its blocks in short."""
+    state = fold_all(replace(fact, position=place) for place, fact in enumerate(facts, 1))
+    return [(it["role"], [_short(block) for block in it["content"]]) for it in view(state, "m")["messages"]]
+
+
+def _short(block: dict) -> str:
+    if block["type"] == "tool_result":
+        return f"{block['tool_use_id']}={block['content'][0]['text']}{'!' if block.get('is_error') else ''}"
+    return block.get("text") or block["type"]
+
+
+CALLS = (ToolCall("a", "bash", "{}"), ToolCall("b", "bash", "{}"))
+ASKED = json.dumps([{"type": "tool_use", "id": call.id, "name": "bash", "input": {}} for call in CALLS])
+
+
+def test_results_come_first_and_in_the_order_of_the_calls() -> None:
+    """Whatever order they came in, and although a message landed between them."""
+    said = messages(
+        Started(0, Config()),
+        Message(0, text("go")),
+        Replied(0, ASKED, "tool_use", 2, CALLS),
+        CallFinished(0, "b", ToolResult("two", "TOOL_ERROR")),
+        Message(0, text("wait")),
+        CallFinished(0, "a", ToolResult("one")),
+    )
+    assert said == [("user", ["go"]), ("assistant", ["tool_use", "tool_use"]), ("user", ["a=one", "b=two!", "wait"])]
+
+
+def test_a_message_that_landed_during_an_answer_stands_behind_it() -> None:
+    """Three messages while the model streams: the order is the order of cause."""
+    said = messages(
+        Started(0, Config()),
+        Message(0, text("one")),
+        Message(0, text("two")),
+        Replied(0, text("answer"), "end_turn", 2),
+        Message(0, text("three")),
+    )
+    assert said == [("user", ["one"]), ("assistant", ["answer"]), ("user", ["two", "three"])]
+
+
+def test_nothing_empty_is_sent() -> None:
+    """Empty text blocks, an empty answer, an empty message and a silent tool would all be refused by the API."""
+    said = messages(
+        Started(0, Config()),
+        Message(0, text(" ")),
+        Replied(0, json.dumps([{"type": "text", "text": ""}, json.loads(ASKED)[0]]), "tool_use", 2, CALLS[:1]),
+        CallFinished(0, "a", ToolResult("")),
+        Replied(0, "[]", "end_turn", 4),
+        Message(0, text("on")),
+    )
+    roles = ["user", "assistant", "user", "user"]
+    assert said == list(zip(roles, [["(empty message)"], ["tool_use"], ["a=(no output)"], ["on"]], strict=True))
+
+
+def test_lone_surrogates_become_whole_characters() -> None:
+    """A message with half a character is sent with a replacement instead of failing for ever."""
+    assert messages(Started(0, Config()), Message(0, '[{"type":"text","text":"\\ud800x"}]')) == [("user", ["\ufffdx"])]
+
+
+def test_at_most_two_blocks_are_marked_for_the_cache() -> None:
+    """One in the stable prefix (system, or the last tool without one), one at the end: never more than four."""
+    facts = [Started(1, Config(system="be good")), Offered(2, "main", (SPEC,)), Message(3, text("hi"))]
+    request = view(fold_all(facts), "m")
+    assert json.dumps(request).count("cache_control") == 2
+    assert request["system"][0]["cache_control"] == CACHED
+    bare = view(fold_all([Started(1, Config()), *facts[1:]]), "m")
+    assert bare["tools"][-1]["cache_control"] == CACHED
+    assert "system" not in bare
+
+
+def test_the_same_log_gives_the_same_bytes() -> None:
+    """The view is deterministic and leaves the log as it was."""
+    state = fold_all([Started(1, Config(model="x")), Offered(2, "main", (SPEC,)), Message(3, text("hi"))])
+    assert json.dumps(view(state, "m")) == json.dumps(view(state, "m"))
+    assert view(state, "m")["model"] == "x"
+
+
+def test_images_of_a_tool_reach_the_model() -> None:
+    """A result's content blocks are sent as they are, with its text before them."""
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    facts = [
+        Started(1, Config()),
+        Message(2, text("look")),
+        Replied(3, ASKED, "tool_use", 2, CALLS[:1]),
+        CallFinished(4, "a", ToolResult("a picture", content=json.dumps([image]))),
+    ]
+    told = view(fold_all(facts), "m")["messages"][-1]["content"][0]
+    assert told["content"] == [{"type": "text", "text": "a picture"}, image]

@@ -1,0 +1,122 @@
+"""What each service is told, and what it is not."""
+
+from pathlib import Path
+
+import pytest
+
+from handmesh.launcher.ports import SERVICES
+from handmesh.launcher.settings import Claude, MeshSettings, Scripted, service_environment
+
+DATA = Path("/data")
+
+CALLER = {
+    "PATH": "/bin",
+    "HOME": "/home/u",
+    "LANG": "C.UTF-8",
+    "ANTHROPIC_API_KEY": "canary-key",
+    "AWS_SECRET_ACCESS_KEY": "canary-aws",
+}
+
+COMMON = {
+    "PATH": "/bin",
+    "HOME": "/home/u",
+    "LANG": "C.UTF-8",
+    "PYTHONUNBUFFERED": "1",
+    "HANDMESH_DATA_DIR": "/data",
+    "HANDMESH_API_KEYS_FILE": "/data/api_keys.json",
+    "HANDMESH_LOG_LEVEL": "info",
+}
+
+
+def settings(**changes: object) -> MeshSettings:
+    """Returns the settings of a mesh on /data that talks to the real model."""
+    given = {"data_directory": DATA, "model": Claude("canary-key"), "caller_environment": CALLER} | changes
+    return MeshSettings(**given)  # type: ignore[arg-type]
+
+
+def test_session_is_told_of_its_store_alone() -> None:
+    """The session service has the only NATS credentials."""
+    assert service_environment("session", settings()) == COMMON | {
+        "HANDMESH_LISTEN": "127.0.0.1:7411",
+        "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7401",
+        "HANDMESH_TLS_DIR": "/data/tls/session",
+        "HANDMESH_NATS_URL": "nats://127.0.0.1:7420",
+        "HANDMESH_NATS_CREDENTIALS_FILE": "/data/nats/session.json",
+        "HANDMESH_NATS_MONITOR_URL": "http://127.0.0.1:7421",
+    }
+
+
+def test_harness_is_told_of_the_other_services_and_the_model() -> None:
+    """The harness has the only path to the model's key."""
+    assert service_environment("harness", settings()) == COMMON | {
+        "HANDMESH_LISTEN": "127.0.0.1:7412",
+        "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7402",
+        "HANDMESH_TLS_DIR": "/data/tls/harness",
+        "HANDMESH_SESSION_ADDRESS": "127.0.0.1:7411",
+        "HANDMESH_SANDBOX_ADDRESS": "127.0.0.1:7413",
+        "HANDMESH_VAULT_PROXY_ADDRESS": "127.0.0.1:7414",
+        "HANDMESH_MODEL_KEY_FILE": "/data/model/key",
+        "HANDMESH_CAPACITY": "16",
+    }
+
+
+def test_sandbox_is_told_where_its_hands_keep_their_state() -> None:
+    """An environments file is named only when there is one."""
+    expected = COMMON | {
+        "HANDMESH_LISTEN": "127.0.0.1:7413",
+        "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7403",
+        "HANDMESH_TLS_DIR": "/data/tls/sandbox",
+        "HANDMESH_STATE_DIR": "/data/sandbox",
+        "HANDMESH_SESSION_ADDRESS": "127.0.0.1:7411",
+    }
+    assert service_environment("sandbox", settings()) == expected
+    named = service_environment("sandbox", settings(environments_file=Path("/etc/environments.toml")))
+    assert named == expected | {"HANDMESH_ENVIRONMENTS_FILE": "/etc/environments.toml"}
+
+
+def test_vault_proxy_is_told_of_the_vault_alone() -> None:
+    """vault_proxy has the only path to the vault's AppRole."""
+    assert service_environment("vault_proxy", settings()) == COMMON | {
+        "HANDMESH_LISTEN": "127.0.0.1:7414",
+        "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7404",
+        "HANDMESH_TLS_DIR": "/data/tls/vault_proxy",
+        "HANDMESH_SESSION_ADDRESS": "127.0.0.1:7411",
+        "HANDMESH_VAULT_URL": "http://127.0.0.1:7430",
+        "HANDMESH_VAULT_APPROLE_FILE": "/data/openbao/approle.json",
+        "HANDMESH_VAULT_MOUNT": "handmesh",
+    }
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_no_secret_of_the_caller_reaches_a_service(service: str) -> None:
+    """Neither the model's key nor anything else of the caller's environment is in a child's."""
+    assert "canary" not in str(service_environment(service, settings()))
+    assert "canary" not in repr(settings())
+
+
+@pytest.mark.parametrize(
+    ("model", "url"),
+    [
+        (Claude("k", "https://proxy.example"), "https://proxy.example"),
+        (Scripted(Path("demo.yaml")), "http://127.0.0.1:7440"),
+    ],
+)
+def test_the_real_and_the_scripted_model_differ_by_address_only(model: Claude | Scripted, url: str) -> None:
+    """The harness takes the same path for both."""
+    real = service_environment("harness", settings())
+    assert service_environment("harness", settings(model=model)) == real | {"HANDMESH_MODEL_BASE_URL": url}
+
+
+def test_a_relative_import_path_is_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Children run elsewhere and must import the same modules as their launcher."""
+    monkeypatch.chdir(tmp_path)
+    caller = CALLER | {"PYTHONPATH": ".:/opt/lib"}
+    environment = service_environment("session", settings(caller_environment=caller))
+    assert environment["PYTHONPATH"] == f"{tmp_path}:/opt/lib"
+
+
+def test_extra_variables_reach_the_named_service_only() -> None:
+    """A test or an operator may set one service's further settings."""
+    given = settings(extra={"harness": {"HANDMESH_CAPACITY": "1"}})
+    assert service_environment("harness", given)["HANDMESH_CAPACITY"] == "1"
+    assert "HANDMESH_CAPACITY" not in service_environment("sandbox", given)

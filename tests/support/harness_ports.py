@@ -1,0 +1,211 @@
+"""The harness's ports in memory: a log with the real log's rules, and a model, hands and servers that do as told."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
+
+from handmesh.session.v1.config_pb2 import SessionConfig
+from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
+from handmesh.session.v1.session_pb2 import Preview
+from services.harness.adapters.codec import fact_of
+from services.harness.core import ToolResult, ToolSpec
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox
+from services.kit.errors import Conflict, Gone, Refused, ServiceError
+
+SESSION = "sess_" + "0" * 26
+
+
+def message(text: str, event_id: str) -> Event:
+    """Makes a client's message."""
+    content = json.dumps([{"type": "text", "text": text}])
+    return Event(event_id=event_id, message_received=MessageReceived(content_json=content))
+
+
+class MemoryLog:
+    """A session's log in memory (see `SessionLog`), with fencing, idempotency and one result for each call."""
+
+    def __init__(self, config: SessionConfig | None = None, first: str = "hello") -> None:
+        self.session_id = SESSION
+        self.events: list[Event] = []
+        self.shown: list[Preview] = []
+        self._news = asyncio.Condition()
+        self._append([Event(event_id="start", session_started=SessionStarted(config=config))], 0)
+        self._append([message(first, "m1")], 0)
+
+    def kinds(self) -> list[str]:
+        """Names the events' kinds."""
+        return [event.WhichOneof("kind") or "" for event in self.events]
+
+    def only(self, kind: str) -> list[Any]:
+        """Returns what the events of one kind say."""
+        return [getattr(event, kind) for event in self.events if event.WhichOneof("kind") == kind]
+
+    async def add(self, event: Event) -> None:
+        """Appends as a client or as another harness does."""
+        async with self._news:
+            self._append([event], 0)
+            self._news.notify_all()
+
+    async def follow(self, start_position: int) -> AsyncIterator[Page]:
+        start = start_position
+        while True:
+            page = self.events[start - 1 :]
+            yield Page([fact_of(event) for event in page], len(self.events))
+            start += len(page)
+            async with self._news:
+                await self._news.wait_for(lambda at=start: len(self.events) >= at)
+
+    async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
+        await asyncio.sleep(0)
+        async with self._news:
+            found = [event.position for event in self.events if event.event_id == events[0].event_id]
+            if found:
+                return Appended(found[0])
+            if expected_position is not None and expected_position != len(self.events):
+                raise Conflict("POSITION_CONFLICT", "moved on", last_position=len(self.events))
+            wokes = [event.position for event in self.events if event.HasField("harness_woke")]
+            if not events[0].HasField("harness_woke") and epoch != max(wokes, default=0):
+                raise Conflict("EPOCH_STALE", "a newer harness")
+            settled = {it.tool_use_id for it in self.only("tool_finished")}
+            if any(event.tool_finished.tool_use_id in settled for event in events if event.HasField("tool_finished")):
+                raise Refused("TOOL_CALL_SETTLED", "settled")
+            first = self._append(events, epoch)
+            self._news.notify_all()
+        return Appended(first, "grant" if events[0].HasField("harness_woke") else "")
+
+    def _append(self, events: Sequence[Event], epoch: int) -> int:
+        first = len(self.events) + 1
+        for position, event in enumerate(events, first):
+            stored = Event()
+            stored.CopyFrom(event)
+            stored.position, stored.epoch = position, epoch
+            self.events.append(stored)
+        return first
+
+    def previews(self, epoch: int) -> MemoryLog:
+        return self
+
+    def show(self, preview: Preview) -> None:
+        self.shown.append(preview)
+
+    async def close(self) -> None:
+        pass
+
+
+def said(text: str = "done", stop_reason: str = "end_turn", **calls: tuple[str, dict[str, Any]]) -> Answer:
+    """Makes an answer: some text, and calls by their ids."""
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    for id, (name, input) in calls.items():
+        blocks.append({"type": "tool_use", "id": id, "name": name, "input": input})
+    return Answer(json.dumps(blocks), "tool_use" if calls else stop_reason, TokenUsage(output_tokens=1), "msg", "m")
+
+
+Step = Answer | ModelFailure | Callable[[], Any]
+
+
+class ScriptedModel:
+    """Answers one step after the other. A function among them is awaited first, then the next one counts."""
+
+    def __init__(self, *steps: Step) -> None:
+        self.steps = list(steps)
+        self.requests: list[Mapping[str, Any]] = []
+
+    def newest(self) -> str:
+        return "newest"
+
+    async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
+        self.requests.append(request)
+        step = self.steps.pop(0)
+        while not isinstance(step, Answer | ModelFailure):
+            show(0, "text", "par")
+            await step()
+            step = self.steps.pop(0)
+        if isinstance(step, ModelFailure):
+            raise step
+        return step
+
+
+class MemoryHands:
+    """Sandboxes that run `work(tool, input)` once for each execution id, and keep what it said."""
+
+    def __init__(self, work: Callable[[str, str], Any] | None = None) -> None:
+        self.work = work
+        self.sandboxes: dict[str, str] = {}
+        self.executions: dict[str, asyncio.Task[ToolResult]] = {}
+        self.cancelled: list[str] = []
+        self.refusal: ServiceError | None = None
+
+    async def tools(self, spec: bytes) -> list[ToolSpec]:
+        return [ToolSpec("bash", "Runs a command.", '{"type":"object"}')]
+
+    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
+        if self.refusal is not None:
+            raise self.refusal
+        made = self.sandboxes.setdefault(f"{hand}/{generation}", f"sbx_{len(self.sandboxes):026d}")
+        return Sandbox(made, "default")
+
+    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, epoch: int) -> ToolResult:
+        if sandbox_id not in self.sandboxes.values():
+            raise Gone("SANDBOX_GONE", "gone")
+        if execution_id not in self.executions:
+            self.executions[execution_id] = asyncio.create_task(self._run(tool, input))
+        return await asyncio.shield(self.executions[execution_id])
+
+    async def _run(self, tool: str, input: str) -> ToolResult:
+        try:
+            if self.work is not None:
+                await self.work(tool, input)
+        except asyncio.CancelledError:
+            return ToolResult("half", "INTERRUPTED")
+        return ToolResult(f"{tool} ran")
+
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+        self.cancelled.append(execution_id)
+        if execution_id in self.executions:
+            self.executions[execution_id].cancel()
+
+
+class MemoryServers:
+    """One MCP server, `shop`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, bool]] = []
+        self.refusal: ServiceError | None = None
+        self.problems: list[tuple[str, str, str, str]] = []
+
+    async def tools(self, grant: str) -> tuple[list[ToolSpec], list[tuple[str, str, str, str]]]:
+        if self.problems:
+            return [], self.problems
+        return [ToolSpec("shop__buy", "Buys.", '{"type":"object"}')], []
+
+    async def execute(self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool) -> ToolResult:
+        self.calls.append((execution_id, attach_only))
+        if self.refusal is not None:
+            raise self.refusal
+        return ToolResult(f"{tool} ran with {grant}")
+
+    async def cancel(self, grant: str, execution_id: str) -> None:
+        pass
+
+
+class Told:
+    """Remembers how far a run is (see `Progress`)."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def took_up(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+    def step(self, name: str) -> None:
+        pass
+
+
+def ports(model: ScriptedModel, hands: MemoryHands | None = None, servers: MemoryServers | None = None) -> Ports:
+    """Joins the ports. Each look at the clock takes 1,000 s, so that retries come at once."""
+    clock = itertools.count(1_000_000_000, 1_000)
+    return Ports(model, hands or MemoryHands(), servers or MemoryServers(), now=lambda: next(clock), jitter=lambda: 0.0)

