@@ -8,14 +8,17 @@ its text; no text of the library leaves this module.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mcp_types as types
-from mcp.client.client import Client
+from mcp.client.session import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from pydantic import TypeAdapter, ValidationError
+from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+from pydantic import ValidationError
 
 from services.kit.errors import Denied
 from services.kit.logs import Log
@@ -27,17 +30,45 @@ from services.vault_proxy.quiet import silence
 from services.vault_proxy.secret import Secret
 
 MOST_PAGES = 100
+CLIENT = types.Implementation(name="handmesh", version="1")
 
 silence("mcp", "client")  # the package's session logs under the name `client`
 _log = Log("services.vault_proxy.mcp")
 
-_RESULT: TypeAdapter[types.CallToolResult | types.InputRequiredResult] = TypeAdapter(
-    types.CallToolResult | types.InputRequiredResult
-)
 # Errors that the client makes itself: the connection closed, or what came was no MCP. Then, those that it makes of a
 # status without an error in the body.
 _LOCAL = frozenset({types.CONNECTION_CLOSED, types.PARSE_ERROR, types.REQUEST_TIMEOUT})
 _OF_STATUS = frozenset({types.INTERNAL_ERROR, types.METHOD_NOT_FOUND, types.INVALID_REQUEST})
+
+
+@dataclass
+class _Raw:
+    """A call's result as it came."""
+
+    result: dict[str, Any] | None = None
+
+
+_raw: contextvars.ContextVar[_Raw] = contextvars.ContextVar("raw")
+
+
+class _Tapped(JSONRPCDispatcher):
+    """Keeps results as they come: one tool that is not right makes the library refuse a whole list."""
+
+    async def send_raw_request(self, method: str, *arguments: Any, **options: Any) -> dict[str, Any]:
+        result = await super().send_raw_request(method, *arguments, **options)
+        if (raw := _raw.get(None)) is not None:
+            raw.result = result
+        return result
+
+
+async def _agree(session: ClientSession, exchange: Exchange) -> None:
+    """Agrees on a protocol: the newest if the server knows it, else by the handshake that all older ones have."""
+    try:
+        await session.discover()
+    except (MCPError, ValidationError, RuntimeError):
+        if exchange.failure is not None or exchange.status == 401:
+            raise
+        await session.initialize()
 
 
 class Connection:
@@ -50,7 +81,7 @@ class Connection:
         self._outbound = outbound
         self._bearer = bearer
         self._leave = asyncio.Event()
-        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._opened: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
         self._calls = 0
         self._retired = False
         self.host: asyncio.Task[None] | None = None
@@ -77,10 +108,14 @@ class Connection:
         try:
             async with self._outbound.client(self._url, self._bearer) as http:
                 transport = streamable_http_client(self._url, http_client=http, max_sse_event_size=BODY_BYTES)
-                client = Client(transport, cache=None, client_info=types.Implementation(name="handmesh", version="1"))
-                async with asyncio.timeout(seconds) as limit, client:
+                async with (
+                    asyncio.timeout(seconds) as limit,
+                    transport as streams,
+                    ClientSession(dispatcher=_Tapped(*streams), client_info=CLIENT) as session,
+                ):
+                    await _agree(session, exchange)
                     limit.reschedule(None)
-                    self._opened.set_result(client)
+                    self._opened.set_result(session)
                     await self._leave.wait()
         except Exception as ended:  # the top of a task
             _log.info("a connection ended", server=self._server, kind=type(ended).__name__)
@@ -93,51 +128,55 @@ class Connection:
                 self._opened.exception()  # nobody may be waiting any more
 
     async def list_tools(self) -> list[dict[str, Any]]:
-        """Returns what the server lists, page by page, as MCP's JSON."""
+        """Returns what the server lists, page by page, as MCP's JSON. What is no tool at all is left out."""
         tools: list[dict[str, Any]] = []
-        request = types.PaginatedRequestParams()
+        cursor: str | None = None
         for _ in range(MOST_PAGES):
-            page = await self._page(request)
+            page = await self._ask(types.ListToolsRequest(params=types.PaginatedRequestParams(cursor=cursor)))
             if isinstance(page, MCPError):
                 if page.error.code == types.METHOD_NOT_FOUND:
-                    return tools  # a server without tools
+                    break  # a server without tools
                 raise ServerLost(self._server, "does not list its tools", begun=False)
-            tools += [_json(tool) for tool in page.tools]
-            if page.next_cursor is None or len(tools) > MOST_TOOLS:
+            found = page.get("tools")
+            tools += [tool for tool in found if isinstance(tool, dict)] if isinstance(found, list) else []
+            cursor = page.get("nextCursor")
+            if not isinstance(cursor, str) or len(tools) > MOST_TOOLS:
                 break
-            request = types.PaginatedRequestParams(cursor=page.next_cursor)
         return tools
-
-    async def _page(self, request: types.PaginatedRequestParams) -> Any:
-        return await self._ask(lambda client: client.session.list_tools(params=request))
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Calls a tool and returns its result as MCP's JSON; an error that the server answers is such a result."""
-        # Not `client.call_tool`: it checks results against the server's own schema, whose patterns can take for ever.
-        request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=dict(arguments)))
-        result = await self._ask(lambda client: client.session.send_request(request, _RESULT))
+        params = types.CallToolRequestParams(name=name, arguments=dict(arguments))
+        result = await self._ask(types.CallToolRequest(params=params))
         if isinstance(result, MCPError):
             return _failed(f"the server answered with error {result.error.code}: {result.error.message}")
-        if isinstance(result, types.InputRequiredResult):
+        if result.get("resultType") == "input_required":
             return _failed("the tool asks its caller for more input, which is not supported")
-        return _json(result)
+        return result
 
-    async def _ask(self, question: Callable[[Client], Any]) -> Any:
-        """Returns the server's answer, or the error that the server answered with."""
-        exchange = observe()
-        client = await asyncio.shield(self._opened)
+    async def _ask(self, request: types.ListToolsRequest | types.CallToolRequest) -> dict[str, Any] | MCPError:
+        """Returns the server's result, as it came, or the error that the server answered with."""
+        exchange, raw = observe(), _Raw()
+        _raw.set(raw)
+        session = await asyncio.shield(self._opened)
         self._calls += 1
         try:
-            return await question(client)
+            if isinstance(request, types.ListToolsRequest):
+                await session.list_tools(params=request.params)
+            else:
+                # Not `call_tool`: it checks results against the server's own schema, whose patterns can take for ever.
+                await session.send_request(request, types.CallToolResult)
         except MCPError as error:
             if _is_answered(exchange, error):
                 return error
         except (ValidationError, RuntimeError):
-            pass  # an answer that is no MCP, or the connection was being closed
+            pass  # not as the library wants it, or the connection was being closed
         finally:
             self._calls -= 1
             if self._retired:
                 self.retire()
+        if raw.result is not None:
+            return raw.result
         raise self._meaning(exchange, begun=exchange.sent)
 
     def _meaning(self, exchange: Exchange, begun: bool) -> Exception:
@@ -170,8 +209,3 @@ def _is_answered(exchange: Exchange, error: MCPError) -> bool:
 
 def _failed(text: str) -> dict[str, Any]:
     return {"isError": True, "content": [{"type": "text", "text": text}]}
-
-
-def _json(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = value.model_dump(mode="json", by_alias=True, exclude_none=True)
-    return found
