@@ -21,7 +21,7 @@ from services.vault_proxy.secret import Secret
 Check = Callable[[CredentialStore, str], Awaitable[None]]
 
 SHUT_SECONDS = 2.0
-FIELDS = {"kind": "static_bearer", "origin": "https://a.example", "value": "c4nary-ä-\"\\/+=", "empty": ""}
+FIELDS = {"kind": "static_bearer", "origin": "https://a.example", "value": 'c4nary-ä-"\\/+=', "empty": ""}
 
 
 async def check_01_what_is_written_is_read(store: CredentialStore, folder: str) -> None:

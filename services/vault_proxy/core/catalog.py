@@ -75,7 +75,7 @@ def build(server: str, raw_tools: Iterable[Mapping[str, Any]]) -> Catalog:
     problems: list[Problem] = []
     room = CATALOG_BYTES
     for count, raw in enumerate(raw_tools):
-        own_name = str(raw.get("name", ""))
+        own_name = _text(raw.get("name"))
         shown = own_name[:SHOWN_NAME_CHARACTERS].translate(_UNSEEN)
         try:
             tool = _offered(server, own_name, raw)
@@ -96,7 +96,8 @@ def build(server: str, raw_tools: Iterable[Mapping[str, Any]]) -> Catalog:
 def _offered(server: str, own_name: str, raw: Mapping[str, Any]) -> OfferedTool:
     if not own_name:
         raise SchemaRefused("the tool has no name")
-    hints = raw.get("annotations") or {}
+    given = raw.get("annotations")
+    hints = given if isinstance(given, Mapping) else {}
     read_only = hints.get("readOnlyHint") is True
     return OfferedTool(
         name=naming.offered_name(server, own_name),
@@ -109,7 +110,11 @@ def _offered(server: str, own_name: str, raw: Mapping[str, Any]) -> OfferedTool:
 
 
 def _description(raw: Mapping[str, Any]) -> str:
-    text = str(raw.get("description") or raw.get("title") or "").translate(_UNSEEN)
+    text = (_text(raw.get("description")) or _text(raw.get("title"))).translate(_UNSEEN)
     if len(text) <= DESCRIPTION_CHARACTERS:
         return text
     return text[:DESCRIPTION_CHARACTERS] + " [cut]"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

@@ -108,6 +108,8 @@ def parse_allowed(value: str) -> Allowed:
     entries: set[tuple[str, int | None]] = set()
     for each in filter(None, (part.strip() for part in value.split(","))):
         try:
+            if set(each) & set("/?"):
+                raise UrlRefused
             origin = origin_of(f"http://{each}")
         except UrlRefused:
             raise ValueError("host[:port], separated by commas") from None

@@ -28,6 +28,10 @@ class SchemaRefused(ValueError):
     """The schema cannot be mended. Its text says why and holds nothing of the schema."""
 
 
+class _TooMuch(SchemaRefused):
+    """The budget is spent: to leave out what is left would be to guess."""
+
+
 def mend(raw: Any) -> Schema:
     """Returns a schema that the model's API takes. Raises SchemaRefused."""
     if not isinstance(raw, dict):
@@ -59,7 +63,7 @@ class _Root:
         """Returns a schema of type object that says, without them, what this one says."""
         self._left -= 1
         if self._left < 0:
-            raise SchemaRefused("the input schema refers to itself, or to too much")
+            raise _TooMuch("the input schema refers to itself, or to too much")
         if schema is True:
             return {}
         if not isinstance(schema, dict):
@@ -82,6 +86,8 @@ class _Root:
         for branch in branches:
             try:
                 found.append(self.plain(branch))
+            except _TooMuch:
+                raise
             except SchemaRefused as refused:
                 problem = refused
         if not found:
