@@ -192,7 +192,8 @@ async def test_bad_input_is_refused_with_a_reason(client: Client) -> None:
     assert (await refused(session.emit(Event()))).reason == "EVENT_INVALID"
     big = Event(message_received=MessageReceived(content_json=json.dumps([{"type": "text", "text": "x" * 2**20}])))
     assert (await refused(session.emit(big))).reason == "EVENT_TOO_LARGE"
-    stale = await refused(session.emit(Event(message_received=MessageReceived(content_json="[]")), expected_position=1))
+    hello = Event(message_received=MessageReceived(content_json='[{"type": "text", "text": "hello"}]'))
+    stale = await refused(session.emit(hello, expected_position=1))
     assert (stale.reason, stale.metadata["last_position"]) == ("POSITION_CONFLICT", str(len(log)))
     assert [event async for event in session.events(1_000)] == []
     with pytest.raises(HandmeshError) as told:
