@@ -118,7 +118,7 @@ class ScriptedModel:
         self.steps = list(steps)
         self.requests: list[Mapping[str, Any]] = []
 
-    def newest(self) -> str:
+    async def newest(self) -> str:
         return "newest"
 
     async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
