@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -66,6 +67,7 @@ def handmesh(
 
 def main() -> None:
     """Runs the command."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # what gRPC notes about connections is nothing to a person
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # they are text files
     app()

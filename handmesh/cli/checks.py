@@ -98,7 +98,8 @@ def program(name: str, find: Callable[[], Path], argument: str) -> Check:
     code, output = answer_of([str(path), argument])
     if code != 0:
         return Check(name, MISSING, f"{path} does not run: {output}", "Is it for this machine's processor?")
-    return Check(name, GOOD, f"{output.splitlines()[0]} ({path})" if output else str(path))
+    version = output.splitlines()[0].partition(" (")[0] if output else "runs"
+    return Check(name, GOOD, f"{version} ({path})")
 
 
 def bubblewrap_works() -> Check:

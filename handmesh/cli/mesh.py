@@ -20,15 +20,19 @@ Example:
 def up(
     data_directory: DataDirectory = None,
     port_base: Annotated[
-        int, typer.Option(help="The services listen on this port plus 1 to 4, the other parts above.")
+        int, typer.Option(metavar="N", help="The services listen on this port plus 1 to 4, the other parts above.")
     ] = 7400,
     model_script: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Play this script instead of asking Claude.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Play this script instead of asking Claude."),
     ] = None,
     environments: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A file of environments for sandboxes.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, metavar="FILE", help="A file of environments for sandboxes."),
     ] = None,
-    log_level: Annotated[str, typer.Option(help="From where on the services log: debug, info, ...")] = "info",
+    log_level: Annotated[
+        str, typer.Option(metavar="LEVEL", help="From where on the services log: debug, info, ...")
+    ] = "info",
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is healthy; `down` stops it.")] = False,
 ) -> None:
     """Starts a mesh on this machine: NATS, OpenBao and the four services. Ctrl-C stops it.

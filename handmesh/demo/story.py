@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from handmesh.cli.following import Item
-from handmesh.cli.lines import kind_of
+from handmesh.cli.lines import blocks_of, kind_of
 from handmesh.client import Session
 from handmesh.demo.narration import Narrator
 from handmesh.demo.stage import SERVER, Stage
@@ -40,15 +40,19 @@ async def first_turn(stage: Stage, narrator: Narrator, show: Callable[[Item], No
     )
     session = await stage.client.create_session(config, FIRST_TASK)
     narrator.say(f"session {session.id}: “{FIRST_TASK}”")
+    told = False
     async with asyncio.timeout(TURN_SECONDS):
         async for item in session.watch(2, previews=True):
-            if isinstance(item, event_pb2.Event) and item.tool_started.hand == SERVER:
+            if not told and isinstance(item, event_pb2.Event) and _calls_server(item):
+                told = True
                 narrator.step(
                     "The model calls the MCP server: vault_proxy adds the token outside of the sandbox",
                     "MCP over streamable HTTP, OpenBao",
                 )
             show(item)
             if isinstance(item, event_pb2.Event) and item.HasField("turn_ended"):
+                if item.turn_ended.reason != event_pb2.TURN_END_REASON_DONE:
+                    raise StoryError("the first turn did not end well")
                 return session
     raise AssertionError("a watch has no end")
 
@@ -81,6 +85,12 @@ async def second_turn(stage: Stage, narrator: Narrator, session: Session, show: 
             waking.cancel()
             await asyncio.gather(waking, return_exceptions=True)
     raise AssertionError("a watch has no end")
+
+
+def _calls_server(event: event_pb2.Event) -> bool:
+    """Says whether the model has just called a tool of the MCP server."""
+    blocks = blocks_of(event.model_replied.content_json)
+    return any(str(block.get("name", "")).startswith(f"{SERVER}__") for block in blocks)
 
 
 async def sandbox_of(session: Session) -> str:
