@@ -57,7 +57,8 @@ class MemoryLog:
             yield Page([fact_of(event) for event in page], len(self.events))
             start += len(page)
             async with self._news:
-                await self._news.wait_for(lambda at=start: len(self.events) >= at)
+                while len(self.events) < start:
+                    await self._news.wait()
 
     async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
         await asyncio.sleep(0)
