@@ -76,7 +76,8 @@ def settings() -> Iterator[str]:
 
 def contracts() -> list[FileDescriptorProto]:
     """Compiles the contracts with their comments; ours only, by name."""
-    built = subprocess.run(["buf", "build", "proto", "-o", "-#format=binpb"], capture_output=True, check=True, cwd=ROOT)
+    buf = Path(sys.executable).with_name("buf")  # of the environment that runs this
+    built = subprocess.run([buf, "build", "proto", "-o", "-#format=binpb"], capture_output=True, check=True, cwd=ROOT)
     files = FileDescriptorSet.FromString(built.stdout).file
     return sorted((file for file in files if file.package.startswith("handmesh.")), key=lambda file: file.name)
 
