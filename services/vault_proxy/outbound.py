@@ -70,6 +70,7 @@ class Exchange:
     """What happened on the wire for one call. The newest request of the call counts."""
 
     status: int = 0  # of the answer; 0 before there is one
+    readable: bool = False  # the answer is of a type that MCP has
     failure: Failure | None = None
     in_session: bool = False  # the request named a session of the server's
     sent: bool = False  # something may have reached the server
@@ -184,7 +185,7 @@ class _Transport(httpx2.AsyncBaseTransport):
         if request.method == "GET" and "last-event-id" not in request.headers:
             return httpx2.Response(405)  # a stream of what nobody asked for: servers may not have one either
         exchange = _exchange.get(None) or Exchange()
-        exchange.status, exchange.failure = 0, None
+        exchange.status, exchange.readable, exchange.failure = 0, False, None
         try:
             outgoing = self._outgoing(request, exchange)
             exchange.sent = True
@@ -227,6 +228,8 @@ def _is_own(name: bytes) -> bool:
 
 def _incoming(answer: httpcore2.Response, exchange: Exchange) -> httpx2.Response:
     headers = [(name, value) for name, value in answer.headers if name.lower().decode("latin-1") in _TAKEN]
+    kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name.lower() == b"content-type"]
+    exchange.readable = kinds in ([b"application/json"], [b"text/event-stream"])
     packed = any(
         name.lower() == b"content-encoding" and value.strip().lower() != b"identity" for name, value in answer.headers
     )

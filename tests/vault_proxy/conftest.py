@@ -148,7 +148,8 @@ def start(session_peer: tuple[SessionPeer, Served]) -> Start:
             # As the harness calls: a call that may have run is not made again by the channel.
             harness = await stack.enter_async_context(connect(address, mesh.tls / "harness", once=ONCE))
             client = await stack.enter_async_context(its.as_client())
-            await peer.watched.wait()
+            if values.session_address == mesh.address:
+                await peer.watched.wait()
             yield Proxy(
                 VaultProxyServiceStub(harness),  # type: ignore[arg-type]
                 VaultProxyServiceStub(client),  # type: ignore[arg-type]
