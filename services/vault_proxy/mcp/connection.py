@@ -202,9 +202,11 @@ class Connection:
 def _is_answered(exchange: Exchange, error: MCPError) -> bool:
     """Says whether the error is the server's own: not made of a status or of a failure on the way."""
     code, status = error.error.code, exchange.status
-    if exchange.failure is not None or code in _LOCAL or status == 401 or (status == 404 and exchange.in_session):
+    if exchange.failure is not None or not exchange.readable or code in _LOCAL:
         return False
-    return 200 <= status < 300 or (400 <= status < 500 and code not in _OF_STATUS)
+    if status == 401 or (status == 404 and exchange.in_session):
+        return False
+    return status == 200 or (400 <= status < 500 and code not in _OF_STATUS)
 
 
 def _failed(text: str) -> dict[str, Any]:
