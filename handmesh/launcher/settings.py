@@ -13,7 +13,7 @@ from handmesh.launcher.openbao import approle_file
 from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST, Ports
 from handmesh.launcher.vault_operator import MOUNT
 
-DEFAULT_CAPACITY = 16
+DEFAULT_CAPACITY = 100
 """Sessions that the harness works on at once."""
 
 INHERITED = ("PATH", "HOME", "LANG")

@@ -49,6 +49,7 @@ class Server:
         self._health = HealthServicer()
         add_HealthServicer_to_server(self._health, self.grpc)
         self._names: list[str] = []
+        self.addresses: tuple[str, str | None] = (mesh.listen, mesh.client_listen)  # with the ports that port 0 became
 
     async def start(self, *services: str) -> None:
         """Opens the ports and says SERVING for the named services, such as `handmesh.session.v1.SessionService`."""
@@ -58,24 +59,30 @@ class Server:
         )
         key, cert, ca = ((self._mesh.tls_dir / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
         mutual = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
-        self.grpc.add_secure_port(self._mesh.listen, mutual)
+        port = self.grpc.add_secure_port(self._mesh.listen, mutual)
+        self.addresses = (_with_port(self._mesh.listen, port), None)
         if self._mesh.client_listen:
             if _is_loopback(self._mesh.client_listen):
-                self.grpc.add_insecure_port(self._mesh.client_listen)
+                port = self.grpc.add_insecure_port(self._mesh.client_listen)
             else:
-                self.grpc.add_secure_port(self._mesh.client_listen, grpc.ssl_server_credentials([(key, cert)]))
+                port = self.grpc.add_secure_port(self._mesh.client_listen, grpc.ssl_server_credentials([(key, cert)]))
+            self.addresses = (self.addresses[0], _with_port(self._mesh.client_listen, port))
         await self.grpc.start()
         await self._say(health_pb2.HealthCheckResponse.SERVING)
-        _log.info("serving", listen=self._mesh.listen, client_listen=self._mesh.client_listen)
+        _log.info("serving", listen=self.addresses[0], client_listen=self.addresses[1])
 
-    async def stop(self) -> None:
-        """Says NOT_SERVING, lets running calls finish for the grace, and closes."""
+    async def stop(self, grace: float = GRACE_SECONDS) -> None:
+        """Says NOT_SERVING, lets running calls finish for the grace in seconds, and closes."""
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
-        await self.grpc.stop(GRACE_SECONDS)
+        await self.grpc.stop(grace)
 
     async def _say(self, status: Any) -> None:
         for name in self._names:
             await self._health.set(name, status)
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 def _is_loopback(address: str) -> bool:

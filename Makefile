@@ -1,0 +1,100 @@
+# The only door: everything that people and CI do is a target here. `make` alone lists them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+INSTALLED := $(VENV)/.installed
+PYTHON ?=
+ARGS ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: $(INSTALLED) ## Make .venv and install everything in it, from the locked versions
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@python=$$(PYTHON='$(PYTHON)' ci/find-python); echo "setup: $$("$$python" --version) in $(VENV)"; "$$python" -m venv $(VENV)
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
+	@touch $@
+
+.PHONY: image
+image: ## Build handmesh/base:latest, the root file system of Docker hands (as root, on Debian or Ubuntu)
+	@ci/base-image
+
+.PHONY: demo
+demo: setup ## Watch one session work through all four services on real parts
+	@$(PY) -m handmesh.demo $(ARGS)
+
+.PHONY: up
+up: setup ## Start a mesh on this machine; Ctrl-C, or `make down` elsewhere, stops it
+	@$(BIN)/handmesh up $(ARGS)
+
+.PHONY: down
+down: setup ## Stop the mesh that `make up` started
+	@$(BIN)/handmesh down $(ARGS)
+
+.PHONY: test
+test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
+	@$(PY) -m pytest $(ARGS)
+
+.PHONY: check
+check: setup ## Check format, lint, types, import boundaries, contracts and stubs
+	@$(MAKE) --jobs=4 --output-sync=target --keep-going check/types check/imports check/format check/lint check/proto check/stubs
+
+.PHONY: check/format check/lint check/types check/imports check/proto check/stubs
+check/format:
+	@$(BIN)/ruff format --check --quiet . || { echo "Format it with: make fmt"; exit 1; }
+check/lint:
+	@$(BIN)/ruff check --quiet .
+check/types:
+	@$(BIN)/mypy services handmesh tests/support ci/*.py
+check/imports:
+	@$(BIN)/lint-imports --no-logo
+check/proto:
+	@$(BIN)/buf lint proto
+	@$(BIN)/buf format --diff --exit-code proto
+	@$(BIN)/buf breaking proto --against proto/baseline.binpb
+check/stubs:
+	@$(PY) ci/stubs.py --check
+	@$(PY) ci/reference.py --check
+
+.PHONY: fmt
+fmt: setup ## Format Python and contracts, and mend what lint can
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/buf format --write proto
+
+.PHONY: proto
+proto: setup ## Generate the Python stubs and docs/reference.md from the contracts
+	@$(PY) ci/stubs.py
+	@$(PY) ci/reference.py
+
+.PHONY: baseline
+baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, or a release)
+	@$(BIN)/buf build proto --output proto/baseline.binpb
+
+.PHONY: bench
+bench: setup ## Measure, as JSON lines
+	@$(PY) -m bench $(ARGS)
+
+.PHONY: isolated
+isolated: setup ## Start each service from its extra and its own folder alone
+	@$(PY) ci/isolated.py $(ARGS)
+
+.PHONY: lock
+lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic: the newest)
+	@$(PY) -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet --upgrade \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
+		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' --output-file constraints.txt
+
+.PHONY: ci
+ci: ## Do all that CI does (installs system packages as root)
+	@ci/pipeline

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints figures with bounds, measured side by side where they are compared."""

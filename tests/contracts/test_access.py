@@ -1,0 +1,45 @@
+"""Every method of every contract has a row in the table of who may call it."""
+
+from __future__ import annotations
+
+import pytest
+
+from handmesh.harness.v1 import harness_pb2
+from handmesh.sandbox.v1 import sandbox_pb2
+from handmesh.session.v1 import memory_pb2, session_pb2
+from handmesh.vault_proxy.v1 import vault_proxy_pb2
+from services.kit.access import ACCESS
+from services.kit.errors import Denied, Unauthenticated
+from services.kit.identity import Caller, authorize
+
+FILES = (session_pb2, memory_pb2, harness_pb2, sandbox_pb2, vault_proxy_pb2)
+METHODS = sorted(
+    f"/{service.full_name}/{method.name}"
+    for file in FILES
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+)
+KINDS = ("anyone", "client", "session", "harness", "sandbox", "vault_proxy", "stranger")
+
+
+def test_each_method_has_a_row_and_each_row_a_method() -> None:
+    """A new method without a row fails here; so does a row whose method is gone."""
+    assert sorted(method for method in ACCESS if method.startswith("/handmesh.")) == METHODS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_who_is_in_the_row_gets_in(kind: str) -> None:
+    """All methods x all identities, among them one that is not in the table at all."""
+    for method in METHODS:
+        try:
+            authorize(Caller(kind), method)
+        except (Denied, Unauthenticated):
+            assert kind not in ACCESS[method]
+        else:
+            assert kind in ACCESS[method]
+
+
+def test_a_method_without_a_row_is_refused() -> None:
+    """Forgetting the row closes the door; it does not open it."""
+    with pytest.raises(Denied):
+        authorize(Caller("client"), "/handmesh.session.v1.SessionService/NewMethod")
