@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -46,9 +47,12 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"handmesh {version('handmesh')}")
+        try:
+            typer.echo(f"handmesh {version('handmesh')}")
+        except PackageNotFoundError:  # run from its folder
+            typer.echo("handmesh (not installed)")
         raise typer.Exit
 
 
@@ -66,6 +70,7 @@ def handmesh(
 
 def main() -> None:
     """Runs the command."""
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # what gRPC notes about connections is nothing to a person
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # they are text files
     app()

@@ -98,7 +98,8 @@ def program(name: str, find: Callable[[], Path], argument: str) -> Check:
     code, output = answer_of([str(path), argument])
     if code != 0:
         return Check(name, MISSING, f"{path} does not run: {output}", "Is it for this machine's processor?")
-    return Check(name, GOOD, f"{output.splitlines()[0]} ({path})" if output else str(path))
+    version = output.splitlines()[0].partition(" (")[0] if output else "runs"
+    return Check(name, GOOD, f"{version} ({path})")
 
 
 def bubblewrap_works() -> Check:
@@ -172,7 +173,9 @@ def hands(bubblewrap: Check, docker: Check) -> list[Check]:
     """Judges both kinds of hands together: one is enough, none is too few."""
     if GOOD in (bubblewrap.state, docker.state):
         return [bubblewrap, docker]
-    remedy = "One of the two above is needed to run tools in isolation"
+    remedy = (
+        "One of the two above is needed. Without any isolation: `handmesh up --allow-unisolated`, environment process"
+    )
     return [bubblewrap, docker, Check("hands", MISSING, "nothing isolates tools here", remedy)]
 
 

@@ -11,7 +11,7 @@ from handmesh.cli.problems import run
 
 
 def doctor(
-    port_base: Annotated[int, typer.Option(help="The port base that a mesh would use here.")] = 7400,
+    port_base: Annotated[int, typer.Option(metavar="N", help="The port base that a mesh would use here.")] = 7400,
     data_directory: DataDirectory = None,
 ) -> None:
     """Looks at what a mesh needs on this machine, says what is missing and how to get it.
@@ -29,9 +29,10 @@ def doctor(
         out, missing = console(), 0
         async for check in all_checks(resolved(data_directory), port_base):
             missing += check.state == MISSING
-            line = Text(f"{_MARKS[check.state]} ", style=_STYLES[check.state])
+            line = Text()
+            line.append(f"{_MARKS[check.state]} ", style=_STYLES[check.state])
             line.append(f"{check.name:<12} ", style="bold")
-            line.append(one_line(check.found, 300), style="none")
+            line.append(one_line(check.found, 300))
             out.print(line, soft_wrap=True)
             if check.remedy:
                 out.print(Text(f"  {'':<12} {check.remedy}", style=_STYLES[check.state]), soft_wrap=True)

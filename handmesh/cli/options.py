@@ -11,9 +11,8 @@ DataDirectory = Annotated[
     Path | None,
     typer.Option(
         "--data-dir",
-        envvar="HANDMESH_DATA_DIR",
-        show_envvar=True,
-        help="Where the mesh on this machine keeps its state. Default: ~/.local/state/handmesh",
+        metavar="DIR",
+        help="Where the mesh on this machine keeps its state. Default: HANDMESH_DATA_DIR, else ~/.local/state/handmesh",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON, one object a line, for programs.")]

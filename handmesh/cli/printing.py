@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from handmesh.cli.escape import one_line
 from handmesh.cli.lines import content_of, kind_of, time_of
 
 if TYPE_CHECKING:
@@ -48,10 +49,11 @@ def console(*, stderr: bool = False) -> Console:
 def print_event(out: Console, event: Event) -> None:
     """Prints an event as one line: position, time, emitter, kind, content."""
     kind = kind_of(event)
-    line = Text(f"{event.position:>5}  ", style="dim")
-    line.append(f"{time_of(event.emit_time)}  {event.emitter:<11}  ")
+    line = Text()
+    line.append(f"{event.position:>5}  ", style="bold")
+    line.append(f"{time_of(event.emit_time)}  {one_line(event.emitter, 11):<11}  ", style="dim")
     line.append(f"{kind:<27}  ", style=_STYLES.get(kind, ""))
-    line.append(content_of(event, max(20, out.width - _BEFORE_CONTENT)), style="none")
+    line.append(content_of(event, max(20, out.width - _BEFORE_CONTENT)))
     out.print(line, soft_wrap=True)
 
 

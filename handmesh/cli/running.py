@@ -34,11 +34,15 @@ Ctrl-C asks the agent to stop; a second one leaves it alone. The session is kept
 
 
 def run(
-    task: Annotated[str, typer.Argument(help="What the agent should do; - reads it from standard input.")],
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="What the agent should do; - reads it from standard input.")
+    ],
     session_id: Annotated[str, typer.Option("--session", metavar="ID", help="Go on with this session.")] = "",
-    model: Annotated[str, typer.Option(help="The model's name. Default: the newest that the harness knows.")] = "",
-    system: Annotated[str, typer.Option(help="The system prompt.")] = "",
-    title: Annotated[str, typer.Option(help="A title, for `handmesh sessions`.")] = "",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="The model's name. Default: the newest that the harness knows.")
+    ] = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
+    title: Annotated[str, typer.Option(metavar="TEXT", help="A title, for `handmesh sessions`.")] = "",
     environment: Annotated[str, typer.Option(metavar="ENV", help="The environment of the hand `main`.")] = "",
     hand: Annotated[list[str] | None, typer.Option(metavar="NAME=ENV", help="A hand; may be repeated.")] = None,
     no_hands: Annotated[bool, typer.Option("--no-hands", help="A session without hands.")] = False,

@@ -30,12 +30,13 @@ Examples:
 
 def sessions(
     status: Annotated[
-        list[str] | None, typer.Option(help="Only those that are idle, running, waiting, ...; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="WORD", help="Only those that are idle, running, waiting, ...; may be repeated."),
     ] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only those with this label.")] = None,
-    harness: Annotated[str, typer.Option(help="Only those of this harness type.")] = "",
+    harness: Annotated[str, typer.Option(metavar="TYPE", help="Only those of this harness type.")] = "",
     archived: Annotated[bool, typer.Option("--archived", help="Also those that are archived.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Most sessions to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Most sessions to show.")] = 50,
     as_json: Json = False,
     data_directory: DataDirectory = None,
 ) -> None:
@@ -72,10 +73,14 @@ def sessions(
 
 def events(
     session_id: SessionId,
-    start: Annotated[int, typer.Option("--from", min=1, help="First position.")] = 1,
-    end: Annotated[int, typer.Option("--to", min=0, help="Position to stop before; 0 is the log's end.")] = 0,
-    last: Annotated[int, typer.Option(min=0, help="Only the last so many; 0 is all.")] = 0,
-    kind: Annotated[list[str] | None, typer.Option(help="Only this kind, such as tool_finished; repeatable.")] = None,
+    start: Annotated[int, typer.Option("--from", min=1, metavar="N", help="First position.")] = 1,
+    end: Annotated[
+        int, typer.Option("--to", min=0, metavar="N", help="Position to stop before; 0 is the log's end.")
+    ] = 0,
+    last: Annotated[int, typer.Option(min=0, metavar="N", help="Only the last so many; 0 is all.")] = 0,
+    kind: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="Only this kind, such as tool_finished.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events as they come.")] = False,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -112,7 +117,7 @@ def events(
 
 def send(
     session_id: SessionId,
-    text: Annotated[str, typer.Argument(help="What to say; - reads it from standard input.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say; - reads it from standard input.")],
     data_directory: DataDirectory = None,
 ) -> None:
     """Sends a session a message and returns at once; the agent goes on by itself."""
@@ -161,7 +166,7 @@ def wake(session_id: SessionId, data_directory: DataDirectory = None) -> None:
 
 def end(
     session_id: SessionId,
-    reason: Annotated[str, typer.Option(help="Why, for people to read.")] = "",
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for people to read.")] = "",
     data_directory: DataDirectory = None,
 ) -> None:
     """Ends a session for good: nothing is ever added to its log again."""

@@ -33,7 +33,7 @@ class Transcript:
         self._reply_id = ""
         self._shown: dict[int, int] = {}  # characters of the reply to come that were shown, by block
         self._tools: dict[str, str] = {}  # what a call was, by its id
-        self._epoch = 0
+        self._instance = ""
 
     def preview(self, piece: session_pb2.Preview) -> None:
         """Shows a piece of text, if it goes on where the last one ended."""
@@ -59,9 +59,12 @@ class Transcript:
             case "custom_tool_answered":
                 self._show_result(event.custom_tool_answered.tool_use_id, event.custom_tool_answered.result)
             case "harness_woke":
-                if self._epoch:
-                    self.note(f"another harness has taken over (epoch {event.position})", "yellow")
-                self._epoch = event.position
+                self._show_harness(event)
+            case "credential_used":
+                used = event.credential_used
+                self.note(one_line(f"a credential was used for {used.server}: {used.result}", self._notes.width))
+            case "sandbox_provisioned":
+                self._show_sandbox(event.sandbox_provisioned)
             case "turn_ended":
                 reason = event.turn_ended.reason
                 style = "green" if reason == event_pb2.TURN_END_REASON_DONE else "red"
@@ -99,6 +102,18 @@ class Transcript:
             self.note(f"    {one_line(line, self._notes.width - 4)}")
         if len(lines) > RESULT_LINES:
             self.note(f"    … {len(lines) - RESULT_LINES} more lines")
+
+    def _show_harness(self, event: event_pb2.Event) -> None:
+        instance = event.harness_woke.instance
+        if self._instance and instance != self._instance:
+            text = f"another harness has taken over: {instance}, epoch {event.position}"
+            self.note(one_line(text, self._notes.width), "yellow")
+        self._instance = instance
+
+    def _show_sandbox(self, made: event_pb2.SandboxProvisioned) -> None:
+        missing = f", without a limit on {', '.join(made.unenforced_limits)}" if made.unenforced_limits else ""
+        text = f"hand {made.hand}: a new sandbox, {made.sandbox_id} ({made.environment}){missing}"
+        self.note(one_line(text, self._notes.width))
 
     def _give_up_reply(self) -> None:
         """Forgets the reply that previews were of: it will not come, or not as shown."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -17,7 +18,15 @@ from handmesh.cli.transcript import Transcript
 from handmesh.client import HandmeshError, Session
 from handmesh.demo import proof
 from handmesh.demo.narration import Narrator
-from handmesh.demo.stage import Stage, mesh_of_its_own, set_up, status_without_token
+from handmesh.demo.stage import (
+    SERVER,
+    Stage,
+    calls_served,
+    mesh_of_its_own,
+    server_address,
+    set_up,
+    status_without_token,
+)
 from handmesh.demo.story import HAND, StoryError, first_turn, sandbox_of, second_turn
 from handmesh.launcher.errors import LaunchError
 from handmesh.session.v1 import event_pb2
@@ -32,6 +41,7 @@ def main() -> int:
     parser.add_argument("--docker", action="store_true", help="the hand is a Docker container, not bubblewrap")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep everything in this new folder")
     arguments = parser.parse_args()
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC's notes about connections are no part of the story
     narrator = Narrator(console())
     environment = DOCKER_ENVIRONMENT if arguments.docker else ""
     try:
@@ -56,11 +66,12 @@ def main() -> int:
 async def perform(directory: Path, narrator: Narrator, environment: str) -> bool:
     """Plays the whole demo below `directory`; returns whether everything holds that must."""
     narrator.step("A mesh starts on this machine", "nats-server, OpenBao, four services; the model is scripted")
-    async with mesh_of_its_own(directory) as mesh:
+    server = server_address()
+    async with mesh_of_its_own(directory, server) as mesh:
         parts = ", ".join(f"{part} {pid}" for part, pid in mesh.pids.items())
         narrator.say(f"healthy after {narrator.seconds:.1f} s: {parts}")
         narrator.step("An MCP server starts, and OpenBao alone gets the token for it", "MCP server, OpenBao")
-        async with set_up(directory, mesh) as stage:
+        async with set_up(directory, mesh, server) as stage:
             status = await asyncio.to_thread(status_without_token, stage.server_url)
             narrator.say(f"{stage.server_url} answers callers without the token with {status}")
             narrator.step("A session: the model's text as it streams, and tools in an isolated hand", "log, sandbox")
@@ -85,7 +96,7 @@ async def _prove(stage: Stage, narrator: Narrator, session: Session, call: str) 
     for event in events:
         print_event(narrator.out, event)
     narrator.step("What must hold")
-    executions = [each.execution_id for each in await stage.executions(await sandbox_of(session))]
+    executions = [each.execution_id for each in await stage.client.executions(await sandbox_of(session))]
     findings = [
         proof.dense_positions(events),
         proof.turns_done(events, turns=2),
@@ -94,6 +105,7 @@ async def _prove(stage: Stage, narrator: Narrator, session: Session, call: str) 
         proof.taken_over(events, call),
         proof.ran_once(_last_output(events)),
         proof.same_executions(events, HAND, executions),
+        proof.same_calls(events, SERVER, await asyncio.to_thread(calls_served, stage.server_url)),
         proof.secret_is_nowhere(stage.token, _places(stage, events)),
     ]
     for finding in findings:

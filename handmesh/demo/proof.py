@@ -52,7 +52,7 @@ def turns_done(events: Iterable[event_pb2.Event], turns: int) -> Finding:
     """So many turns ended, and each because the model was done."""
     reasons = [event.turn_ended.reason for event in events if kind_of(event) == "turn_ended"]
     holds = reasons == [event_pb2.TURN_END_REASON_DONE] * turns
-    return Finding(holds, f"all {turns} turns ended with the model done")
+    return Finding(holds, f"{turns} turns ended, each with the model done")
 
 
 def taken_over(events: Iterable[event_pb2.Event], tool_use_id: str) -> Finding:
@@ -73,7 +73,8 @@ def taken_over(events: Iterable[event_pb2.Event], tool_use_id: str) -> Finding:
 def ran_once(output: str) -> Finding:
     """The slow job left one line: it ran once, though two harnesses had asked for it."""
     runs = output.count("run-")
-    return Finding(runs == 1, f"the command ran {runs} time{'s' * (runs != 1)}, with two harnesses at work")
+    times = "exactly once" if runs == 1 else f"{runs} times"
+    return Finding(runs == 1, f"the slow job ran {times}, though two harnesses had asked for it")
 
 
 def same_executions(events: Iterable[event_pb2.Event], hand: str, execution_ids: Sequence[str]) -> Finding:
@@ -85,6 +86,16 @@ def same_executions(events: Iterable[event_pb2.Event], hand: str, execution_ids:
     }
     holds = sorted(started) == sorted(execution_ids)
     return Finding(holds, f"the sandbox ran {len(execution_ids)} executions, and the log names the same {len(started)}")
+
+
+def same_calls(events: Iterable[event_pb2.Event], server: str, served: Sequence[str]) -> Finding:
+    """What an MCP server was asked is what the log says was sent to it, each call once and in order."""
+    sent = [
+        event.tool_started.name.partition("__")[2]
+        for event in events
+        if kind_of(event) == "tool_started" and event.tool_started.hand == server
+    ]
+    return Finding(sent == list(served), f"the server was called {len(served)} times, and the log names the same calls")
 
 
 def secret_is_nowhere(secret: str, places: Mapping[str, bytes]) -> Finding:

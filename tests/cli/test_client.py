@@ -107,6 +107,15 @@ async def test_a_watch_goes_on_after_a_break(peer: Peer, client: Client, breaks:
     assert peer.watches == len(breaks) + 1
 
 
+async def test_a_watch_passes_on_nothing_twice(peer: Peer, client: Client) -> None:
+    """Even of a service that sends again what was asked for before, each position is seen once."""
+    session = client.session(peer.start("s"))
+    for _ in range(3):
+        peer.append("s", message_received=event_pb2.MessageReceived())
+    peer.forgetful, peer.break_after = True, [2]
+    assert [event.position async for event in _first(session.watch(), 4)] == [1, 2, 3, 4]
+
+
 async def test_a_watch_survives_a_restart_of_the_service(peer: Peer, client: Client) -> None:
     """The service may be away for a while: the watch waits for it and goes on where it was."""
     session = client.session(peer.start("s"))
@@ -232,6 +241,16 @@ def test_ports_come_from_the_running_launcher(tmp_path: Path) -> None:
 def test_plain_text_is_for_this_machine_only(address: str, local: bool) -> None:
     """A key is never sent over a network in plain text."""
     assert is_loopback(address) is local
+
+
+async def test_other_addresses_are_spoken_to_in_tls(peer: Peer) -> None:
+    """An address that is not loopback gets no word in plain text, even if something there would listen."""
+    peer.start("s")
+    async with connect(f"0.0.0.0:{peer.port}", KEY) as client:
+        with pytest.raises(HandmeshError) as failed:
+            await client.session("s").send("hi")
+    assert failed.value.code == "UNAVAILABLE"
+    assert len(peer.events("s")) == 1
 
 
 async def test_health_is_asked_over_the_wire(peer: Peer) -> None:

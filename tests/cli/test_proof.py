@@ -94,6 +94,16 @@ def test_world_and_log_agree() -> None:
     assert not proof.same_executions(events, "main", []).holds
 
 
+def test_a_server_was_asked_what_the_log_says() -> None:
+    """A call that came twice, one that never came and one that nobody sent are noticed; hands are no server."""
+    note = {"tool_started": event_pb2.ToolStarted(tool_use_id="n", hand="shop", name="shop__add_note")}
+    events = log(started("a"), note)
+    assert proof.same_calls(events, "shop", ["add_note"]).holds
+    assert not proof.same_calls(events, "shop", ["add_note", "add_note"]).holds
+    assert not proof.same_calls(events, "shop", []).holds
+    assert not proof.same_calls(events, "shop", ["refund_order"]).holds
+
+
 def test_a_secret_is_found_in_every_spelling() -> None:
     """Raw, hex, URL-encoded, and base 64 at any place of any text: each is found, and the place is named."""
     secret = new_token()

@@ -103,9 +103,10 @@ def test_nothing_hostile_is_printed() -> None:
     assert printed.count("owned") >= 5
 
 
-def test_a_second_harness_is_told() -> None:
-    """The first harness is no news; another one in the middle is."""
+def test_another_harness_is_told() -> None:
+    """That a harness wakes for the next turn is no news; that another one does is."""
     screen = Screen()
-    for position in (3, 9):
-        screen.transcript.show(event_pb2.Event(position=position, harness_woke=event_pb2.HarnessWoke()))
-    assert screen.notes.getvalue() == "another harness has taken over (epoch 9)\n"
+    for position, instance in ((3, "a"), (9, "a"), (12, "b")):
+        woke = event_pb2.HarnessWoke(instance=instance)
+        screen.transcript.show(event_pb2.Event(position=position, harness_woke=woke))
+    assert screen.notes.getvalue() == "another harness has taken over: b, epoch 12\n"

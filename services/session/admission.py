@@ -1,0 +1,116 @@
+"""Which events may be appended to a log: the rules, as pure as `core`."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Sequence
+from dataclasses import replace
+
+from services.kit.errors import Conflict, Denied, Full, Invalid, Refused, ServiceError
+from services.session.core import Call, Fact, WriteState, fold, known, name_of
+from services.session.emitters import HARNESS, may_emit
+
+MAX_EVENTS = 100_000  # in one session
+MAX_EVENT_BYTES = 1024 * 1024
+MAX_BATCH_EVENTS = 16
+MAX_BATCH_BYTES = 1024 * 1024
+
+
+def admit(state: WriteState, facts: Sequence[Fact], *, epoch: int = 0, expected_position: int | None = None) -> int:
+    """Returns the position that the first of these events gets, all of which may be appended in one step.
+
+    Raises what `EmitEvent` promises, and leaves the state as it is. That the first event's id may be in the log
+    already is the caller's to ask before (`known`).
+    """
+    check_emitters(facts)
+    check_sizes(facts)
+    if state.damaged:
+        raise Refused("SESSION_DAMAGED", "the session's log is damaged: it can be read, and never written again")
+    if state.ended:
+        raise Refused("SESSION_ENDED", "the session has ended")
+    if facts[0].emitter == HARNESS and facts[0].kind != "harness_woke" and (epoch != state.epoch or not epoch):
+        raise Conflict("EPOCH_STALE", f"the session's epoch is {state.epoch}, not {epoch}", epoch=state.epoch)
+    if expected_position is not None and expected_position != state.head:
+        raise Conflict(
+            "POSITION_CONFLICT",
+            f"the log's last position is {state.head}, not {expected_position}",
+            last_position=state.head,
+        )
+    if state.head + len(facts) > MAX_EVENTS and facts[0].kind != "session_ended":
+        raise Full("SESSION_FULL", f"a session has at most {MAX_EVENTS} events", limit=MAX_EVENTS)
+    draft = state if len(facts) == 1 else _draft_of(state)
+    for fact in facts:
+        _admit_one(draft, fact, facts, expected_position)
+        if draft is not state:
+            fold(draft, fact, 0)
+    return state.head + 1
+
+
+def _draft_of(state: WriteState) -> WriteState:
+    return replace(state, calls=dict(state.calls), names=ChainMap({}, state.names))
+
+
+def check_emitters(facts: Sequence[Fact]) -> None:
+    """Raises Denied for the first event that its emitter may not emit."""
+    for fact in facts:
+        if not may_emit(fact.emitter, fact.kind, ignorable=fact.ignorable):
+            shown = fact.kind or "unknown"
+            raise Denied("EMITTER_DENIED", f"a {fact.emitter} may not emit {shown}", kind=shown)
+
+
+def check_sizes(facts: Sequence[Fact]) -> None:
+    """Raises Invalid for an event over its limit, or a batch over the batch's."""
+    for fact in facts:
+        if fact.size > MAX_EVENT_BYTES:
+            raise Invalid(
+                "EVENT_TOO_LARGE", f"an event has at most {MAX_EVENT_BYTES} bytes", limit_bytes=MAX_EVENT_BYTES
+            )
+    if len(facts) > MAX_BATCH_EVENTS:
+        raise Invalid("ARGUMENT_INVALID", f"a batch has at most {MAX_BATCH_EVENTS} events", field="events")
+    if sum(fact.size for fact in facts) > MAX_BATCH_BYTES:
+        raise Invalid("EVENT_TOO_LARGE", f"a batch has at most {MAX_BATCH_BYTES} bytes", limit_bytes=MAX_BATCH_BYTES)
+
+
+def _admit_one(state: WriteState, fact: Fact, facts: Sequence[Fact], expected_position: int | None) -> None:
+    if known(state, fact.event_id):
+        raise Invalid("EVENT_INVALID", f"event_id {fact.event_id} names an event already", field="event_id")
+    if (fact.kind == "session_started") != (state.head == 0):
+        raise Invalid("EVENT_INVALID", "session_started is a log's first event, and only that", field="kind")
+    match fact.kind:
+        case "harness_woke":
+            if expected_position is None:
+                raise Invalid("ARGUMENT_INVALID", "harness_woke needs expected_position", field="expected_position")
+            if len(facts) > 1:
+                raise Invalid("EVENT_INVALID", "harness_woke is emitted alone", field="kind")
+        case "model_replied":
+            if len(set(fact.calls)) < len(fact.calls):
+                raise Invalid("EVENT_INVALID", "two tool calls of the reply have the same id", field="content_json")
+            for call in fact.calls:
+                if name_of("call", call) in state.names:
+                    raise _settled(call)
+        case "tool_started" | "tool_finished" | "tool_confirmation_requested" | "custom_tool_requested":
+            if fact.tool_use_id not in state.calls:
+                raise _not_open(state, fact.tool_use_id)
+        case "tool_confirmed":
+            _admit_answer(state, fact.tool_use_id, Call.ASKED)
+        case "custom_tool_answered":
+            _admit_answer(state, fact.tool_use_id, Call.REQUESTED)
+
+
+def _admit_answer(state: WriteState, call: str, needed: Call) -> None:
+    step = state.calls.get(call)
+    if step is needed:
+        return
+    if step in (None, Call.OPEN):
+        raise _not_open(state, call)
+    raise _settled(call)
+
+
+def _not_open(state: WriteState, call: str) -> ServiceError:
+    if call not in state.calls and name_of("call", call) in state.names:
+        return _settled(call)
+    return Refused("TOOL_CALL_UNKNOWN", f"no such tool call is open: {call}", tool_use_id=call)
+
+
+def _settled(call: str) -> ServiceError:
+    return Refused("TOOL_CALL_SETTLED", f"the tool call has its result already: {call}", tool_use_id=call)

@@ -1,0 +1,203 @@
+"""Between protobuf and the core's values: what the rules need of an event, and how events are stored."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from handmesh.session.v1.config_pb2 import SessionConfig
+from handmesh.session.v1.event_pb2 import Event, TokenUsage, TurnEndReason
+from handmesh.session.v1.session_pb2 import GetEventsResponse, Session, SessionStatus
+from services.kit import ids
+from services.kit.errors import Invalid
+from services.session import core
+from services.session.core import Fact, Usage, WriteState
+from services.session.emitters import UNKNOWN
+from services.session.log import StoredBatch
+
+DEFAULT_HARNESS = "messages"
+KINDS = frozenset(field.name for field in Event.DESCRIPTOR.oneofs_by_name["kind"].fields)
+_FIRST_KIND = 10  # fields below are every event's own
+
+# Fields that hold JSON, and what it must be. A client's nonsense in a log would stop every harness for ever.
+_JSON: dict[str, tuple[tuple[str, type[list[Any]] | type[dict[str, Any]]], ...]] = {
+    "message_received": (("content_json", list),),
+    "model_replied": (("content_json", list),),
+    "context_compacted": (("content_json", list),),
+    "tools_offered": (("tools_json", list),),
+    "custom_tool_requested": (("input_json", dict),),
+}
+
+
+def fact_of(event: Event, emitter: str) -> Fact:
+    """Makes the fact of an event that somebody emits. Mints an `event_id` if there is none.
+
+    Raises Invalid (`EVENT_INVALID`, `ID_INVALID`) for an event that says nothing, or nonsense.
+    """
+    kind = event.WhichOneof("kind") or _unknown_kind(event)
+    if event.event_id:
+        ids.check("event_id", event.event_id)
+    else:
+        event.event_id = ids.mint("evt")
+    if event.traceparent and len(event.traceparent) > 128:
+        raise Invalid("EVENT_INVALID", "traceparent has at most 128 characters", field="traceparent")
+    body: Any = getattr(event, kind) if kind else None
+    blocks = _check_json(kind, body)
+    _check_ids(kind, body)
+    return stored_fact(event, emitter, blocks)
+
+
+def stored_fact(event: Event, emitter: str = "", blocks: list[Any] | None = None) -> Fact:
+    """Makes the fact of an event that is in a log. `blocks` is a reply's content, if it was parsed already."""
+    kind = event.WhichOneof("kind") or UNKNOWN
+    body: Any = getattr(event, kind) if kind else None
+    config = body.config if kind in ("session_started", "config_changed") else None
+    return Fact(
+        kind=kind,
+        event_id=event.event_id,
+        emitter=emitter or event.emitter,
+        size=event.ByteSize(),
+        ignorable=event.ignorable,
+        tool_use_id=getattr(body, "tool_use_id", "") if kind.startswith(("tool_", "custom_tool_")) else "",
+        calls=_calls(json.loads(body.content_json) if blocks is None else blocks) if kind == "model_replied" else (),
+        read_position=getattr(body, "read_position", 0),
+        usage=_usage(body.usage) if kind in ("model_replied", "context_compacted") else Usage(),
+        reason=body.reason if kind == "turn_ended" else 0,
+        tenant=config.tenant if config is not None else "",
+        harness=(config.harness or DEFAULT_HARNESS) if config is not None else "",
+    )
+
+
+def _unknown_kind(event: Event) -> str:
+    if not any(field.field_number >= _FIRST_KIND for field in iter(UnknownFieldSet(event))):
+        raise Invalid("EVENT_INVALID", "the event has no kind", field="kind")
+    if not event.ignorable:
+        raise Invalid(
+            "EVENT_INVALID", "this server does not know the event's kind, and it may not be skipped", field="kind"
+        )
+    return UNKNOWN
+
+
+def parse_json(
+    text: str, kind: type[list[Any]] | type[dict[str, Any]], field: str, reason: str = "EVENT_INVALID"
+) -> Any:
+    """Parses strict JSON of one type, or raises Invalid with the reason."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, kind):
+        shown = "an array" if kind is list else "an object"
+        raise Invalid(reason, f"{field} must be {shown} in JSON", field=field)
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)  # NaN and Infinity are Python's, not JSON's
+
+
+def _check_json(kind: str, body: Any) -> list[Any] | None:
+    blocks: list[Any] | None = None
+    for field, shape in _JSON.get(kind, ()):
+        value = parse_json(getattr(body, field), shape, field)
+        if field == "content_json":
+            blocks = value
+    if kind in ("tool_finished", "custom_tool_answered"):
+        if not body.HasField("result"):
+            raise Invalid("EVENT_INVALID", f"{kind} needs a result", field="result")
+        if body.result.content_json:
+            parse_json(body.result.content_json, list, "result.content_json")
+    if blocks is not None:
+        if kind != "model_replied" and not blocks:
+            raise Invalid("EVENT_INVALID", "content_json has no block", field="content_json")
+        if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
+            raise Invalid("EVENT_INVALID", "content_json must be blocks with a type", field="content_json")
+    return blocks if kind == "model_replied" else None
+
+
+def _check_ids(kind: str, body: Any) -> None:
+    if kind.startswith(("tool_", "custom_tool_")):
+        ids.check("tool_use_id", body.tool_use_id)
+
+
+def _calls(blocks: Iterable[Any]) -> tuple[str, ...]:
+    calls = tuple(block.get("id") for block in blocks if block["type"] == "tool_use")
+    for call in calls:
+        if not isinstance(call, str) or not ids.CHOSEN.fullmatch(call):
+            raise Invalid("EVENT_INVALID", "a tool call of the reply has no proper id", field="content_json")
+    return calls
+
+
+def _usage(usage: TokenUsage) -> Usage:
+    return Usage(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_creation_input_tokens,
+        usage.cache_read_input_tokens,
+    )
+
+
+def timestamp(nanoseconds: int) -> Timestamp:
+    """Makes a timestamp from nanoseconds since 1970."""
+    return Timestamp(seconds=nanoseconds // 1_000_000_000, nanos=nanoseconds % 1_000_000_000)
+
+
+def nanoseconds(moment: Timestamp) -> int:
+    """Reads a timestamp as nanoseconds since 1970."""
+    return moment.seconds * 1_000_000_000 + moment.nanos
+
+
+def seal(events: Sequence[Event], emitters: Sequence[str], first_position: int, time: int, epoch: int) -> bytes:
+    """Sets what the log sets and returns the events as they are stored, and served, for ever."""
+    for position, (event, emitter) in enumerate(zip(events, emitters, strict=True), first_position):
+        event.position = position
+        event.emit_time.CopyFrom(timestamp(time))
+        event.emitter = emitter
+        event.epoch = position if event.HasField("harness_woke") else epoch
+    return GetEventsResponse(events=events).SerializeToString()
+
+
+def unseal(data: bytes) -> Sequence[Event]:
+    """Returns the events of one or more stored batches."""
+    return GetEventsResponse.FromString(data).events
+
+
+_NOTE = struct.Struct(">QH64s")
+
+
+def note(batch: StoredBatch) -> bytes:
+    """Packs a batch for the wire."""
+    return _NOTE.pack(batch.first_position, batch.count, batch.prev_digest.encode()) + batch.data
+
+
+def noted(data: bytes) -> StoredBatch:
+    """Unpacks a batch from the wire."""
+    first, count, digest = _NOTE.unpack_from(data)
+    return StoredBatch(first, count, digest.rstrip(b"\0").decode(), data[_NOTE.size :])
+
+
+def session(session_id: str, state: WriteState, config: SessionConfig) -> Session:
+    """Says what the log says of a session as a whole."""
+    return Session(
+        session_id=session_id,
+        config=config,
+        status=SessionStatus.ValueType(core.status(state)),
+        create_time=timestamp(state.create_time),
+        update_time=timestamp(state.update_time),
+        last_position=state.head,
+        epoch=state.epoch,
+        usage=TokenUsage(
+            input_tokens=state.usage.input,
+            output_tokens=state.usage.output,
+            cache_creation_input_tokens=state.usage.cache_creation,
+            cache_read_input_tokens=state.usage.cache_read,
+        ),
+        turns=state.turns,
+        waiting_tool_use_ids=core.waiting(state),
+        last_turn_end=TurnEndReason.ValueType(state.last_turn_end),
+    )

@@ -1,0 +1,130 @@
+"""What a session's configuration must be. Raises Invalid (`CONFIG_INVALID`) with the field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+from handmesh.session.v1.config_pb2 import Budgets, CustomTool, McpServer, SessionConfig, ToolPolicyAction
+from services.kit import ids
+from services.kit.errors import Invalid
+from services.session.codec import parse_json
+
+MAX_LABELS = 32
+MAX_LABEL_KEY = 64
+MAX_LABEL_VALUE = 256
+MAX_TITLE = 1_024
+MAX_NAMED = 64  # hands, servers, tools, policies or vaults of one session
+MAX_URL = 2_048
+
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+HARNESS_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_TOOL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+def check(config: SessionConfig) -> None:
+    """Checks a whole configuration."""
+    if config.harness and not HARNESS_TYPE.fullmatch(config.harness):
+        _refuse("harness", f"must match ^{HARNESS_TYPE.pattern}$")
+    _check_length("model", config.model, 256)
+    _check_length("title", config.title, MAX_TITLE)
+    _check_length("agent.id", config.agent.id, 128)
+    _check_length("agent.version", config.agent.version, 128)
+    _check_labels(config)
+    _check_hands(config)
+    _check_servers(config.mcp_servers, taken=frozenset(config.hands))
+    for at, vault_id in enumerate(config.vault_ids):
+        if not ids.MINTED.fullmatch(vault_id):
+            _refuse(f"vault_ids[{at}]", "must be a vault's id")
+    _check_tools(config.custom_tools)
+    for at, policy in enumerate(config.tool_policies):
+        if not 1 <= len(policy.pattern) <= 256:
+            _refuse(f"tool_policies[{at}].pattern", "has 1 to 256 characters")
+        if policy.action not in ToolPolicyAction.values() or not policy.action:
+            _refuse(f"tool_policies[{at}].action", "must be ALLOW, ASK or DENY")
+    _check_budgets(config.budgets)
+    if config.max_output_tokens < 0:
+        _refuse("max_output_tokens", "must not be negative")
+    if config.context_policy_json:
+        parse_json(config.context_policy_json, dict, "context_policy_json", "CONFIG_INVALID")
+    for field in ("hands", "mcp_servers", "vault_ids", "custom_tools", "tool_policies"):
+        if len(getattr(config, field)) > MAX_NAMED:
+            _refuse(field, f"has at most {MAX_NAMED} entries")
+
+
+def _refuse(field: str, rule: str) -> NoReturn:
+    raise Invalid("CONFIG_INVALID", f"config.{field} {rule}", field=field)
+
+
+def _check_length(field: str, value: str, most: int) -> None:
+    if len(value) > most:
+        _refuse(field, f"has at most {most} characters")
+
+
+def _check_labels(config: SessionConfig) -> None:
+    if len(config.labels) > MAX_LABELS:
+        _refuse("labels", f"has at most {MAX_LABELS} entries")
+    for key, value in config.labels.items():
+        if not 1 <= len(key) <= MAX_LABEL_KEY:
+            _refuse("labels", f"has keys of 1 to {MAX_LABEL_KEY} characters")
+        _check_length(f"labels[{key}]", value, MAX_LABEL_VALUE)
+
+
+def _check_hands(config: SessionConfig) -> None:
+    if config.no_hands and config.hands:
+        _refuse("no_hands", "says that there are none, and there are")
+    for name, hand in config.hands.items():
+        if not _NAME.fullmatch(name):
+            _refuse("hands", f"has names that match ^{_NAME.pattern}$")
+        _check_length(f"hands[{name}].environment", hand.environment, 128)
+        _check_length(f"hands[{name}].standing_hand", hand.standing_hand, 128)
+
+
+def _check_servers(servers: Iterable[McpServer], taken: frozenset[str]) -> None:
+    names = set(taken)  # a tool is called `hand__tool` or `server__tool`: one name, one of them
+    for at, server in enumerate(servers):
+        if not _NAME.fullmatch(server.name):
+            _refuse(f"mcp_servers[{at}].name", f"must match ^{_NAME.pattern}$")
+        if server.name in names:
+            _refuse(f"mcp_servers[{at}].name", "is taken by another server or hand")
+        names.add(server.name)
+        if not _is_plain_http(server.url):
+            _refuse(f"mcp_servers[{at}].url", "must be an http or https address without credentials")
+
+
+def _is_plain_http(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return False
+    return (
+        len(address) <= MAX_URL
+        and parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and "@" not in parts.netloc
+    )
+
+
+def _check_tools(tools: Iterable[CustomTool]) -> None:
+    names: set[str] = set()
+    for at, tool in enumerate(tools):
+        if not _TOOL.fullmatch(tool.name) or "__" in tool.name:
+            _refuse(f"custom_tools[{at}].name", f"must match ^{_TOOL.pattern}$, without __")
+        if tool.name in names:
+            _refuse(f"custom_tools[{at}].name", "is taken by another tool")
+        names.add(tool.name)
+        field = f"custom_tools[{at}].input_schema_json"
+        if parse_json(tool.input_schema_json, dict, field, "CONFIG_INVALID").get("type") != "object":
+            _refuse(field, "must be a schema of type object")
+        if tool.timeout.ToNanoseconds() < 0:
+            _refuse(f"custom_tools[{at}].timeout", "must not be negative")
+
+
+def _check_budgets(budgets: Budgets) -> None:
+    for field in ("max_turns", "max_tokens", "max_cost_micros", "max_tool_calls", "max_model_calls_per_turn"):
+        if getattr(budgets, field) < 0:
+            _refuse(f"budgets.{field}", "must not be negative")
+    if budgets.max_wall_time.ToNanoseconds() < 0:
+        _refuse("budgets.max_wall_time", "must not be negative")

@@ -1,0 +1,50 @@
+"""Who may emit what: one row for each kind of event. A kind without a row fails a test."""
+
+from __future__ import annotations
+
+CLIENT, HARNESS, SESSION, VAULT_PROXY = "client", "harness", "session", "vault_proxy"
+
+UNKNOWN = ""  # a kind that is newer than this server: taken from a harness, and only when it is ignorable
+
+_BY_HARNESS = frozenset({HARNESS})
+_BY_CLIENT = frozenset({CLIENT})
+_BY_SESSION = frozenset({SESSION})
+
+EMITTERS: dict[str, frozenset[str]] = {
+    "session_started": _BY_SESSION,
+    "message_received": _BY_CLIENT,
+    "interrupt_requested": _BY_CLIENT,
+    "harness_woke": _BY_HARNESS,
+    "tools_offered": _BY_HARNESS,
+    "model_replied": _BY_HARNESS,
+    "tool_started": _BY_HARNESS,
+    "tool_finished": _BY_HARNESS,
+    "tool_confirmation_requested": _BY_HARNESS,
+    "tool_confirmed": _BY_CLIENT,
+    "custom_tool_requested": _BY_HARNESS,
+    "custom_tool_answered": _BY_CLIENT,
+    "turn_ended": _BY_HARNESS,
+    "error_raised": _BY_HARNESS,
+    "retry_scheduled": _BY_HARNESS,
+    "context_compacted": _BY_HARNESS,
+    "config_changed": _BY_SESSION,
+    "budget_reached": _BY_HARNESS,
+    "session_ended": _BY_SESSION,
+    "sandbox_provisioned": _BY_HARNESS,
+    "hand_attached": _BY_HARNESS,
+    "hand_detached": _BY_HARNESS,
+    "hand_transferred": _BY_HARNESS,
+    "credential_used": frozenset({VAULT_PROXY}),
+    "child_started": _BY_HARNESS,
+    "child_ended": _BY_HARNESS,
+    "session_forked": _BY_SESSION,
+    "custom": frozenset({CLIENT, HARNESS}),
+    UNKNOWN: _BY_HARNESS,
+}
+
+
+def may_emit(emitter: str, kind: str, *, ignorable: bool) -> bool:
+    """Tells whether an emitter may emit a kind. A client's own kinds must be ignorable: no harness knows them."""
+    if emitter == CLIENT and kind == "custom" and not ignorable:
+        return False
+    return emitter in EMITTERS.get(kind, frozenset())

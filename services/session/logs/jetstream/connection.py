@@ -1,0 +1,221 @@
+"""One connection to NATS, and requests on it that end in time.
+
+nats-py gives up a connection for good in some cases (a control line that is too long, refused credentials); then the
+process ends too, and whoever supervises it starts it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from services.kit.errors import Unavailable
+from services.kit.logs import Log as Journal
+from services.session.log import MAX_STORED_BYTES, PATIENCE_SECONDS, UnusableStoreError
+from services.session.settings import Settings
+
+CONNECT_SECONDS = 30.0  # the parts of a mesh start at the same time
+RECONNECT_SECONDS = 0.1
+PING_SECONDS = 5
+NOTHING_THERE = "404"
+END_OF_BATCH = "204"
+
+_journal = Journal("services.session.nats")
+
+
+class StoredMessage:
+    """A message that a stream holds."""
+
+    __slots__ = ("data", "headers", "revision", "subject")
+
+    def __init__(self, message: Msg) -> None:
+        self.data: bytes = message.data
+        self.headers: Mapping[str, str] = message.headers or {}
+        self.subject = self.headers["Nats-Subject"]
+        self.revision = int(self.headers["Nats-Sequence"])
+
+
+class _Collector:
+    """What has come so far of an answer in many messages."""
+
+    def __init__(self) -> None:
+        self.found: list[StoredMessage] = []
+        self.pending = 0
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(self, message: Msg) -> None:
+        headers = message.headers or {}
+        self.pending = int(headers.get("Nats-Num-Pending", 0))
+        if "Status" not in headers:
+            self.found.append(StoredMessage(message))
+        elif not self.ended.done():
+            if headers["Status"] in (END_OF_BATCH, NOTHING_THERE):
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(nats.errors.Error(f"status {headers['Status']}"))
+
+
+class Connection:
+    """What the store's parts share."""
+
+    def __init__(self) -> None:
+        self.client = Client()
+        self.gaps: set[Callable[[], None]] = set()  # called when messages may have been missed
+        self._connected = asyncio.Event()
+        self._in_use = False
+        self._problem = "no answer"
+        self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._collectors: dict[str, _Collector] = {}
+        self._inbox = ""
+
+    async def lost(self) -> str:
+        """Waits until the connection is gone for good, and says why."""
+        return await asyncio.shield(self._lost)
+
+    async def open(self, settings: Settings) -> None:
+        """Connects, trying again while NATS is starting."""
+        credentials: dict[str, str] = {}
+        if settings.nats_credentials_file:
+            credentials = json.loads(settings.nats_credentials_file.read_text())
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self._connect(settings.nats_url, credentials)
+        except TimeoutError:
+            raise UnusableStoreError(
+                f"HANDMESH_NATS_URL is {settings.nats_url}, and NATS does not let us in: {self._problem}"
+            ) from None
+        if self.client.max_payload < MAX_STORED_BYTES:
+            raise UnusableStoreError(
+                f"nats-server's max_payload is {self.client.max_payload}; set it to 8MB, "
+                f"for a batch of events has up to {MAX_STORED_BYTES} bytes"
+            )
+        self._inbox = self.client.new_inbox()
+        await self.client.subscribe(self._inbox + ".*", cb=self._on_part)
+        self._in_use = True
+        self._connected.set()
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        self._in_use = False
+        await self.client.close()
+
+    async def _connect(self, address: str, credentials: Mapping[str, str]) -> None:
+        await self.client.connect(
+            address,
+            user=credentials.get("user"),
+            password=credentials.get("password"),
+            name="handmesh session",
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # slept, so a float is as good
+            connect_timeout=2,
+            ping_interval=PING_SECONDS,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnect,
+            reconnected_cb=self._on_reconnect,
+            closed_cb=self._on_close,
+        )
+
+    async def _on_error(self, problem: Exception) -> None:
+        self._problem = type(problem).__name__
+        _journal.debug("nats error", kind=self._problem)
+
+    async def _on_disconnect(self) -> None:
+        self._connected.clear()
+        if self._in_use:
+            _journal.warning("nats disconnected", kind=self._problem)
+            self._tell_gaps()
+
+    async def _on_reconnect(self) -> None:
+        _journal.info("nats reconnected")
+        self._connected.set()
+        self._tell_gaps()
+
+    async def _on_close(self) -> None:
+        if self._in_use and not self._lost.done():
+            self._lost.set_result("the connection to NATS was closed for good")
+
+    def _tell_gaps(self) -> None:
+        for gap in tuple(self.gaps):
+            gap()
+
+    @property
+    def connected(self) -> bool:
+        """Whether NATS can hear us right now."""
+        return self._connected.is_set()
+
+    async def ready(self) -> None:
+        """Waits until NATS can hear us."""
+        await self._connected.wait()
+
+    async def request(self, subject: str, data: bytes = b"", headers: dict[str, str] | None = None) -> Msg:
+        """Asks, and returns the answer. Raises Unavailable when none comes in time: it may have happened."""
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._connected.wait()
+                return await self.client.request(subject, data, timeout=PATIENCE_SECONDS, headers=headers)
+        except (OSError, TimeoutError, nats.errors.Error) as problem:
+            raise _unavailable(problem) from problem
+
+    async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
+        """Asks JetStream's API. An `error` in the answer is the caller's to look at."""
+        answer = await self.request(subject, json.dumps(question).encode())
+        return dict(json.loads(answer.data))
+
+    async def publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> int:
+        """Stores a message, durably, and returns JetStream's error code or 0."""
+        answer = await self.request(subject, data, headers)
+        return int(json.loads(answer.data).get("error", {}).get("err_code", 0))
+
+    async def last(self, stream: str, subject: str) -> StoredMessage | None:
+        """Returns the last message of a stream on a subject, which may hold wildcards."""
+        question = json.dumps({"last_by_subj": subject}).encode()
+        answer = await self.request(f"$JS.API.DIRECT.GET.{stream}", question)
+        if (answer.headers or {}).get("Status") == NOTHING_THERE:
+            return None
+        return StoredMessage(answer)
+
+    async def collect(self, stream: str, question: Mapping[str, Any]) -> tuple[list[StoredMessage], bool]:
+        """Asks a stream for many messages. Returns those that came, and whether they were all."""
+        collector = _Collector()
+        token = self.client.new_inbox().rpartition(".")[2]
+        self._collectors[token] = collector
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await self._connected.wait()
+                await self.client.publish(
+                    f"$JS.API.DIRECT.GET.{stream}", json.dumps(question).encode(), reply=f"{self._inbox}.{token}"
+                )
+                await collector.ended
+        except (OSError, TimeoutError, nats.errors.Error) as problem:
+            raise _unavailable(problem) from problem
+        finally:
+            del self._collectors[token]
+        return collector.found, collector.pending == 0
+
+    async def _on_part(self, message: Msg) -> None:
+        collector = self._collectors.get(message.subject.rpartition(".")[2])
+        if collector is not None:
+            collector.take(message)
+
+
+def _unavailable(problem: Exception) -> Unavailable:
+    _journal.warning("nats does not answer", kind=type(problem).__name__)
+    return Unavailable("LOG_UNAVAILABLE", "the log's store does not answer", retry_after=0.2)
+
+
+@asynccontextmanager
+async def connect(settings: Settings) -> AsyncIterator[Connection]:
+    """Opens the connection, and closes it at the end."""
+    connection = Connection()
+    try:
+        await connection.open(settings)
+        yield connection
+    finally:
+        await connection.close()

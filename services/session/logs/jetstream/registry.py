@@ -1,0 +1,58 @@
+"""The registry on JetStream: each bucket is one of NATS's own key-value stores, to look at with its tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.kit.errors import Unavailable
+from services.session.log import Entry
+from services.session.logs.jetstream.connection import Connection
+from services.session.logs.jetstream.events import EXPECTED, MULTI_SUBJECTS, WRONG_LAST_SEQUENCE
+
+
+class JetStreamRegistry:
+    """Entries in the streams KV_<bucket>."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def get(self, bucket: str, key: str) -> Entry | None:
+        message = await self._connection.last(f"KV_{bucket}", f"$KV.{bucket}.{key}")
+        return None if message is None else Entry(message.data, message.revision)
+
+    async def get_many(self, bucket: str, keys: Sequence[str]) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        prefix = f"$KV.{bucket}."
+        for start in range(0, len(keys), MULTI_SUBJECTS):
+            subjects = [prefix + key for key in keys[start : start + MULTI_SUBJECTS]]
+            messages, _ = await self._connection.collect(f"KV_{bucket}", {"multi_last": subjects})
+            found |= {message.subject.removeprefix(prefix): message.data for message in messages}
+        return found
+
+    async def put(self, bucket: str, key: str, value: bytes) -> None:
+        code = await self._connection.publish(f"$KV.{bucket}.{key}", value)
+        if code:
+            raise _refused(code)
+
+    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> bool:
+        code = await self._connection.publish(f"$KV.{bucket}.{key}", value, {EXPECTED: str(revision)})
+        if code not in (0, WRONG_LAST_SEQUENCE):
+            raise _refused(code)
+        return not code
+
+    async def keys(self, bucket: str, prefix: str) -> list[str]:
+        subject = f"$KV.{bucket}."
+        found: list[str] = []
+        while True:
+            question = {"subjects_filter": f"{subject}{prefix}>", "offset": len(found)}
+            answer = await self._connection.ask(f"$JS.API.STREAM.INFO.KV_{bucket}", question)
+            if "error" in answer:
+                raise _refused(answer["error"].get("err_code", 0))
+            subjects = answer["state"].get("subjects") or {}
+            found += [each.removeprefix(subject) for each in subjects]
+            if not subjects or len(found) >= answer.get("total", 0):
+                return found
+
+
+def _refused(code: int) -> Unavailable:
+    return Unavailable("LOG_UNAVAILABLE", f"the registry's store refuses ({code})", retry_after=1.0)

@@ -1,0 +1,117 @@
+"""The streams that everything is kept in, and the one setting of NATS without which nothing is kept.
+
+LOG-0 .. LOG-7   log.<shard>.<session>.<position>   one message per subject, for ever
+WORK             work.<harness>.<session>           a work queue, one message per subject
+KV_<bucket>      $KV.<bucket>.<key>                 as NATS's own key-value stores
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from typing import Any
+from urllib.parse import urlsplit
+
+from services.kit.errors import Unavailable
+from services.session.log import UnusableStoreError
+from services.session.logs.jetstream.connection import Connection
+from services.session.settings import Settings
+
+SHARDS = 8
+WORK = "WORK"
+BUCKETS = ("requests", "sessions", "grants")
+GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
+
+STREAM_NOT_FOUND = 10059
+MUST_SYNC = (
+    "nats-server must sync every write: put `sync_interval: always` into its `jetstream` block. "
+    "HANDMESH_THROWAWAY=1 runs without, and a power cut can then lose every log"
+)
+
+
+def shard_of(session_id: str) -> int:
+    """Says which of the log's streams holds a session."""
+    return zlib.crc32(session_id.encode()) % SHARDS
+
+
+def _stream(name: str, subject: str, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "subjects": [subject],
+        "storage": "file",
+        "retention": "limits",
+        "discard": "new",
+        "max_msgs_per_subject": 1,
+        "num_replicas": 1,
+    } | more
+
+
+def wanted() -> list[dict[str, Any]]:
+    """Lists the streams, as JetStream's API takes them."""
+    once = {"discard_new_per_subject": True}
+    logs = [
+        _stream(f"LOG-{shard}", f"log.{shard}.*.*", allow_direct=True, deny_delete=True, **once)
+        for shard in range(SHARDS)
+    ]
+    buckets = [
+        _stream(
+            f"KV_{bucket}",
+            f"$KV.{bucket}.>",
+            allow_direct=True,
+            allow_rollup_hdrs=True,
+            max_age=GRANT_SECONDS * 1_000_000_000 if bucket == "grants" else 0,
+        )
+        for bucket in BUCKETS
+    ]
+    return [*logs, *buckets, _stream(WORK, "work.*.*", retention="workqueue", **once)]
+
+
+async def set_up(connection: Connection) -> None:
+    """Makes the streams that are missing. Raises UnusableStoreError for one that is there and is another."""
+    for problem in await asyncio.gather(*(_set_up_one(connection, config) for config in wanted())):
+        if problem:
+            raise UnusableStoreError(problem)
+
+
+async def _set_up_one(connection: Connection, config: dict[str, Any]) -> str | None:
+    name = config["name"]
+    answer = await connection.ask(f"$JS.API.STREAM.INFO.{name}", {})
+    if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
+        answer = await connection.ask(f"$JS.API.STREAM.CREATE.{name}", config)
+    if "error" in answer:
+        return f"NATS refuses the stream {name}: {answer['error'].get('description')}"
+    for key, value in config.items():
+        if answer["config"].get(key, 0) != value:
+            return f"NATS has a stream {name} with {key} other than {value!r}, which handmesh did not make"
+    return None
+
+
+async def check_sync(settings: Settings) -> None:
+    """Raises UnusableStoreError unless NATS syncs every write, or the operator does not mind."""
+    if settings.throwaway:
+        return
+    if settings.nats_monitor_url is None:
+        raise UnusableStoreError(f"HANDMESH_NATS_MONITOR_URL is not set, and {MUST_SYNC}")
+    try:
+        async with asyncio.timeout(5):
+            varz = await _get_json(settings.nats_monitor_url, "/varz")
+    except (OSError, TimeoutError, ValueError, Unavailable):
+        raise UnusableStoreError(
+            f"HANDMESH_NATS_MONITOR_URL is {settings.nats_monitor_url}, where no nats-server answers; "
+            "set its `http` option"
+        ) from None
+    if varz.get("jetstream", {}).get("config", {}).get("sync_always") is not True:
+        raise UnusableStoreError(MUST_SYNC)
+
+
+async def _get_json(base: str, path: str) -> dict[str, Any]:
+    where = urlsplit(base)
+    reader, writer = await asyncio.open_connection(where.hostname, where.port or 80)
+    try:
+        writer.write(f"GET {path} HTTP/1.0\r\nHost: {where.hostname}\r\n\r\n".encode())
+        answer = await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+    return dict(json.loads(answer.partition(b"\r\n\r\n")[2]))

@@ -1,0 +1,48 @@
+"""Takes previews of events from the harness that owns a session, and shows them to whoever watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from handmesh.session.v1.session_pb2 import PublishPreviewsRequest
+from services.kit.errors import Conflict, Invalid
+from services.session.watcher import Watcher
+from services.session.writer import Writer
+
+MAX_BYTES = 64 * 1024  # of one message
+CHECK_SECONDS = 1.0  # between two looks at whose the session is
+
+
+class Previews:
+    """Passes previews on, and nothing of a harness that is no longer the session's."""
+
+    def __init__(self, writer: Writer, watcher: Watcher) -> None:
+        self._writer = writer
+        self._watcher = watcher
+
+    async def publish(self, requests: AsyncIterator[PublishPreviewsRequest]) -> int:
+        """Passes on what comes, to its end, and returns how many pieces were dropped because they were too big.
+
+        Raises Conflict (`EPOCH_STALE`) once a newer harness owns the session.
+        """
+        session_id, epoch, checked, dropped = "", 0, 0.0, 0
+        async for request in requests:
+            if not session_id:
+                session_id, epoch = request.session_id, request.epoch
+            elif request.session_id not in ("", session_id):
+                raise Invalid("ARGUMENT_INVALID", "one stream shows one session", field="session_id")
+            now = asyncio.get_running_loop().time()
+            if not checked or now - checked > CHECK_SECONDS:
+                await self._check(session_id, epoch)
+                checked = now
+            if request.ByteSize() > MAX_BYTES:
+                dropped += len(request.previews)
+            else:
+                await self._watcher.show(session_id, request.previews)
+        return dropped
+
+    async def _check(self, session_id: str, epoch: int) -> None:
+        owner = (await self._writer.current(session_id)).epoch
+        if epoch != owner or not epoch:
+            raise Conflict("EPOCH_STALE", f"the session's epoch is {owner}, not {epoch}", epoch=owner)

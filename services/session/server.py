@@ -1,0 +1,197 @@
+"""The session service on the wire: messages to values and back. What it does is done in the modules beside."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.duration_pb2 import Duration
+
+from handmesh.session.v1 import session_pb2 as pb
+from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
+from services.kit import ids
+from services.kit.errors import Invalid
+from services.kit.identity import current as caller
+from services.session import codec
+from services.session.claims import Claims
+from services.session.grants import CACHE_SECONDS, Grants
+from services.session.index import Filter, Index
+from services.session.previews import Previews
+from services.session.reader import Anchor, Reader
+from services.session.sessions import Sessions
+from services.session.slices import Ask
+from services.session.watcher import Watcher
+
+GRANT_KEY = "x-handmesh-grant"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the servicer translates to."""
+
+    sessions: Sessions
+    index: Index
+    reader: Reader
+    watcher: Watcher
+    previews: Previews
+    claims: Claims
+    grants: Grants
+
+
+class SessionServicer(SessionServiceServicer):
+    """`SessionService`. A method that is missing here answers UNIMPLEMENTED."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
+        return pb.CreateSessionResponse(session=await self._parts.sessions.create(caller(), request))
+
+    async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
+        return pb.GetSessionResponse(session=await self._parts.sessions.get(request.session_id, caller().tenant))
+
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
+        which = Filter(
+            statuses=frozenset(request.statuses),
+            labels=dict(request.labels),
+            harness=request.harness,
+            created_after=codec.nanoseconds(request.created_after),
+            created_before=codec.nanoseconds(request.created_before),
+        )
+        tenant = caller().tenant or ""
+        found, token = await self._parts.index.find(tenant, which, request.page_size, request.page_token)
+        sessions = [await self._parts.sessions.get(session_id, tenant) for session_id in found]
+        return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
+
+    async def UpdateSession(self, request: pb.UpdateSessionRequest, context: Context) -> pb.UpdateSessionResponse:
+        expected = request.expected_position if request.HasField("expected_position") else None
+        session = await self._parts.sessions.update(request.session_id, request.config, expected, caller().tenant)
+        return pb.UpdateSessionResponse(session=session)
+
+    async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
+        session = await self._parts.sessions.end(request.session_id, request.reason, caller().tenant)
+        return pb.EndSessionResponse(session=session)
+
+    async def EmitEvent(self, request: pb.EmitEventRequest, context: Context) -> pb.EmitEventResponse:
+        expected = request.expected_position if request.HasField("expected_position") else None
+        emitted = await self._parts.sessions.emit(
+            caller(), request.session_id, [request.event], expected, request.epoch
+        )
+        _send_grant(context, emitted.grant)
+        appended = emitted.appended
+        return pb.EmitEventResponse(
+            position=appended.first_position,
+            emit_time=codec.timestamp(appended.time),
+            duplicate=appended.duplicate,
+        )
+
+    async def EmitEvents(self, request: pb.EmitEventsRequest, context: Context) -> pb.EmitEventsResponse:
+        expected = request.expected_position if request.HasField("expected_position") else None
+        emitted = await self._parts.sessions.emit(caller(), request.session_id, request.events, expected, request.epoch)
+        _send_grant(context, emitted.grant)
+        appended = emitted.appended
+        return pb.EmitEventsResponse(
+            first_position=appended.first_position,
+            emit_time=codec.timestamp(appended.time),
+            duplicate=appended.duplicate,
+        )
+
+    async def GetEvents(self, request: pb.GetEventsRequest, context: Context) -> pb.GetEventsResponse:
+        await self._parts.reader.check(request.session_id, caller().tenant)
+        page = await self._parts.reader.page(request.session_id, _ask(request), _anchor(request))
+        return pb.GetEventsResponse(
+            events=page.events, next_position=page.next_position, last_position=page.last_position
+        )
+
+    async def WatchEvents(
+        self, request: pb.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
+        await self._parts.reader.check(request.session_id, caller().tenant)
+        async for seen in self._parts.watcher.watch(request.session_id, request.start_position, request.previews):
+            yield pb.WatchEventsResponse(events=seen.events, previews=seen.previews, last_position=seen.last_position)
+
+    async def PublishPreviews(
+        self, request_iterator: AsyncIterator[pb.PublishPreviewsRequest], context: Context
+    ) -> pb.PublishPreviewsResponse:
+        return pb.PublishPreviewsResponse(dropped=await self._parts.previews.publish(request_iterator))
+
+    async def ClaimWork(self, request: pb.ClaimWorkRequest, context: Context) -> AsyncIterator[pb.ClaimWorkResponse]:
+        for session_id in request.working_session_ids:
+            ids.check("session_id", session_id)
+        harnesses = list(request.harness_types) or [codec.DEFAULT_HARNESS]
+        async for claim in self._parts.claims.claim(request.capacity, harnesses, request.working_session_ids):
+            if claim is None:
+                yield pb.ClaimWorkResponse()
+            else:
+                yield pb.ClaimWorkResponse(session_id=claim.session_id, claim_id=claim.claim_id, harness=claim.harness)
+
+    async def ReleaseWork(self, request: pb.ReleaseWorkRequest, context: Context) -> pb.ReleaseWorkResponse:
+        wake_time = codec.nanoseconds(request.wake_time) if request.HasField("wake_time") else None
+        again = await self._parts.claims.release(request.claim_id, wake_time, request.refused)
+        return pb.ReleaseWorkResponse(offered_again=again)
+
+    async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
+        granted = await self._parts.grants.check(_grant_of(context))
+        return pb.CheckGrantResponse(
+            session_id=granted.session_id,
+            tenant=granted.tenant,
+            epoch=granted.epoch,
+            expire_time=codec.timestamp(granted.expire_time),
+            mcp_servers=granted.config.mcp_servers,
+            vault_ids=granted.config.vault_ids,
+            cache_time=Duration(seconds=CACHE_SECONDS),
+        )
+
+    async def WatchRevocations(
+        self, request: pb.WatchRevocationsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchRevocationsResponse]:
+        async for revoked in self._parts.grants.watch():
+            if revoked is None:
+                yield pb.WatchRevocationsResponse()
+            else:
+                yield pb.WatchRevocationsResponse(session_id=revoked.session_id, below_epoch=revoked.below_epoch)
+
+
+def _send_grant(context: Context, grant: str) -> None:
+    """Sends a new epoch's grant, once, beside the answer: messages are logged and traced, metadata is not."""
+    if grant:
+        context.set_trailing_metadata(((GRANT_KEY, grant),))
+
+
+def _grant_of(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == GRANT_KEY and isinstance(value, str):
+            return value
+    return ""
+
+
+def _ask(request: pb.GetEventsRequest) -> Ask:
+    for kind in request.kinds:
+        if kind not in codec.KINDS:
+            raise Invalid("ARGUMENT_INVALID", "kinds holds what is no kind of event", field="kinds")
+    return Ask(
+        start=request.start_position,
+        end=request.end_position,
+        page_size=request.page_size,
+        last=request.last,
+        before=request.before,
+        after=request.after,
+        kinds=frozenset(request.kinds),
+        descending=request.descending,
+    )
+
+
+def _anchor(request: pb.GetEventsRequest) -> Anchor | None:
+    match request.WhichOneof("anchor"):
+        case "anchor_position":
+            return Anchor(position=request.anchor_position)
+        case "anchor_event_id":
+            return Anchor(event_id=request.anchor_event_id)
+        case "anchor_emit_time":
+            return Anchor(time=codec.nanoseconds(request.anchor_emit_time))
+        case _:
+            return None

@@ -1,0 +1,218 @@
+"""Sessions as callers see them: made, looked at, listed, changed, appended to and ended.
+
+What was begun here is carried through, whether or not its caller still waits: an event that is in the log without the
+work that it calls for would leave a session asleep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from handmesh.session.v1.config_pb2 import SessionConfig
+from handmesh.session.v1.event_pb2 import ConfigChanged, Event, SessionEnded, SessionStarted
+from handmesh.session.v1.session_pb2 import CreateSessionRequest, Session
+from services.kit import ids
+from services.kit.errors import Conflict, Exists, Gone, Invalid, Refused
+from services.kit.identity import Caller
+from services.session import codec, configs
+from services.session.admission import MAX_BATCH_EVENTS, check_emitters
+from services.session.claims import Claims
+from services.session.core import Fact, WriteState
+from services.session.emitters import CLIENT, HARNESS, SESSION
+from services.session.grants import Grants
+from services.session.index import Index
+from services.session.log import Registry
+from services.session.reader import Reader
+from services.session.writer import Appended, Draft, Writer
+
+REQUESTS = "requests"  # the bucket that says which session a request id made
+MAX_REASON = 1_024  # characters
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """Where events are, and the grant that came with them."""
+
+    appended: Appended
+    grant: str = ""
+
+
+class Sessions:
+    """What can be done with sessions."""
+
+    def __init__(
+        self,
+        writer: Writer,
+        reader: Reader,
+        registry: Registry,
+        index: Index,
+        claims: Claims,
+        grants: Grants,
+        now: Callable[[], int],
+    ) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._registry = registry
+        self._index = index
+        self._claims = claims
+        self._grants = grants
+        self._now = now
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def create(self, caller: Caller, request: CreateSessionRequest) -> Session:
+        """Starts a session (see `CreateSession`)."""
+        if len(request.initial_events) >= MAX_BATCH_EVENTS:
+            raise Invalid("ARGUMENT_INVALID", f"at most {MAX_BATCH_EVENTS - 1} events", field="initial_events")
+        asked = request.SerializeToString(deterministic=True)
+        facts = [codec.fact_of(event, CLIENT) for event in request.initial_events]
+        check_emitters(facts)
+        await self._own(caller, request.config)
+        configs.check(request.config)
+        return await self._carry(self._create(request, facts, hashlib.sha256(asked).hexdigest()))
+
+    async def get(self, session_id: str, tenant: str | None) -> Session:
+        """Returns what the log says of a session."""
+        state = await self._writer.current(session_id, tenant)
+        return codec.session(session_id, state, await self._reader.config(session_id, state.config_position))
+
+    async def emit(
+        self, caller: Caller, session_id: str, events: Sequence[Event], expected_position: int | None, epoch: int
+    ) -> Emitted:
+        """Appends events (see `EmitEvent` and `EmitEvents`)."""
+        if not events:
+            raise Invalid("ARGUMENT_INVALID", "there is no event to append", field="events")
+        if expected_position is not None and expected_position < 0:
+            raise Invalid("ARGUMENT_INVALID", "expected_position is negative", field="expected_position")
+        if len(events) > MAX_BATCH_EVENTS:
+            raise Invalid("ARGUMENT_INVALID", f"a batch has at most {MAX_BATCH_EVENTS} events", field="events")
+        facts = [codec.fact_of(event, caller.kind) for event in events]
+        epoch = epoch if caller.kind == HARNESS else 0
+        return await self._carry(
+            self._emit(session_id, Draft(events, facts, epoch, expected_position, caller.tenant), caller.kind)
+        )
+
+    async def update(
+        self, session_id: str, config: SessionConfig, expected_position: int | None, tenant: str | None
+    ) -> Session:
+        """Changes a session's configuration (see `UpdateSession`)."""
+        state = await self._writer.current(session_id, tenant)
+        old = await self._reader.config(session_id, state.config_position)
+        if config.HasField("agent") and config.agent != old.agent:
+            raise Invalid("CONFIG_INVALID", "a session stays the run of the agent that it is", field="agent")
+        config.tenant = old.tenant
+        config.ClearField("parent_session_id")
+        if old.HasField("parent_session_id"):
+            config.parent_session_id = old.parent_session_id
+        if old.HasField("agent"):
+            config.agent.CopyFrom(old.agent)
+        configs.check(config)
+        event = Event(config_changed=ConfigChanged(config=config))
+        await self._carry(self._change(session_id, event, expected_position, tenant))
+        return await self.get(session_id, tenant)
+
+    async def end(self, session_id: str, reason: str, tenant: str | None) -> Session:
+        """Ends a session for good (see `EndSession`)."""
+        if len(reason) > MAX_REASON:
+            raise Invalid("ARGUMENT_INVALID", f"reason has at most {MAX_REASON} characters", field="reason")
+        event = Event(session_ended=SessionEnded(reason=reason))
+        await self._carry(self._end(session_id, event, tenant))
+        return await self.get(session_id, tenant)
+
+    # --- carried through ---
+
+    async def _carry(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._carried)
+        return await asyncio.shield(task)
+
+    def _carried(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # heard here, for a caller that has gone
+
+    async def finish(self) -> None:
+        """Waits for what was begun."""
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _create(self, request: CreateSessionRequest, facts: list[Fact], digest: str) -> Session:
+        config = request.config
+        now = self._now()
+        session_id = await self._claim_request(config.tenant, request.request_id, digest, now)
+        started = Event(event_id="session_started", session_started=SessionStarted(config=config))
+        draft = Draft([started, *request.initial_events], [codec.fact_of(started, SESSION), *facts])
+        await self._index.put(session_id, config, now)
+        appended = await self._writer.append(session_id, draft)
+        await self._claims.want(session_id, appended.state)
+        return await self.get(session_id, config.tenant)
+
+    async def _claim_request(self, tenant: str, request_id: str, digest: str, now: int) -> str:
+        """Says which session a request makes, the same for the same request whenever it comes again."""
+        session_id = ids.mint("sess")
+        if not request_id:
+            return session_id
+        key = hashlib.sha256(f"{tenant}\0{request_id}".encode()).hexdigest()
+        kept = json.dumps({"session_id": session_id, "digest": digest}).encode()
+        if await self._registry.swap(REQUESTS, key, kept, 0):
+            return session_id
+        entry = await self._registry.get(REQUESTS, key)
+        there = json.loads(entry.value) if entry else {}
+        if there.get("digest") != digest:
+            raise Exists("REQUEST_ID_REUSED", "the request id was used for another session", request_id=request_id)
+        return str(there["session_id"])
+
+    async def _own(self, caller: Caller, config: SessionConfig) -> None:
+        """Sets what the server sets: a client's tenant, or for a harness that of the session which asks."""
+        if caller.tenant is not None:
+            config.tenant = caller.tenant
+            config.ClearField("parent_session_id")
+            return
+        if not ids.MINTED.fullmatch(config.parent_session_id):
+            raise Invalid("CONFIG_INVALID", "a harness starts sessions for another one only", field="parent_session_id")
+        try:
+            config.tenant = (await self._writer.current(config.parent_session_id)).tenant
+        except Gone:
+            raise Invalid("CONFIG_INVALID", "no such parent session", field="parent_session_id") from None
+
+    async def _emit(self, session_id: str, draft: Draft, emitter: str) -> Emitted:
+        appended = await self._writer.append(session_id, draft)
+        if draft.facts[0].kind == "harness_woke":
+            return Emitted(appended, await self._grant(session_id, appended))
+        if emitter != HARNESS:
+            await self._claims.want(session_id, appended.state)
+        return Emitted(appended)
+
+    async def _grant(self, session_id: str, appended: Appended) -> str:
+        """Mints the grant of an epoch. Said again after a lost answer, it is another one for the same epoch."""
+        epoch, newest = appended.first_position, appended.state.epoch
+        if epoch != newest:
+            raise Conflict("EPOCH_STALE", f"the session's epoch is {newest} by now", epoch=newest)
+        grant = await self._grants.mint(session_id, epoch)
+        await self._grants.revoke(session_id, below_epoch=epoch)
+        return grant
+
+    async def _change(
+        self, session_id: str, event: Event, expected_position: int | None, tenant: str | None
+    ) -> WriteState:
+        draft = Draft([event], [codec.fact_of(event, SESSION)], 0, expected_position, tenant)
+        state = (await self._writer.append(session_id, draft)).state
+        await self._index.put(session_id, event.config_changed.config, state.create_time)
+        await self._claims.want(session_id, state)
+        return state
+
+    async def _end(self, session_id: str, event: Event, tenant: str | None) -> None:
+        draft = Draft([event], [codec.fact_of(event, SESSION)], tenant=tenant)
+        try:
+            await self._writer.append(session_id, draft)
+        except Refused as refused:
+            if refused.reason != "SESSION_ENDED":
+                raise
+        await self._grants.revoke(session_id, below_epoch=0)

@@ -1,0 +1,192 @@
+"""Follows logs: what is stored first, then what is appended, each position once and in order.
+
+New batches are heard on the wire, where any of them may be missed. So what is heard is passed on only when it follows
+what was passed on before; else the log is read again. What is heard waits in a bounded buffer; when that overflows it
+is thrown away, and the log is read instead, so a slow reader costs no memory. One that takes no message for long is
+sent away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.session_pb2 import Preview, WatchEventsResponse
+from services.kit.errors import Full, OutOfRange, Refused, Unavailable
+from services.session import codec
+from services.session.log import Log, Stop, StoredBatch, Wire
+from services.session.slices import MAX_PAGE, PAGE_BYTES
+from services.session.writer import NOTE
+
+PREVIEW = "preview"
+READ_SPAN = 512
+BUFFER_BYTES = 2 * 1024 * 1024  # of a watcher
+MAX_PREVIEWS = 1_000  # that wait for a watcher
+SLOW_SECONDS = 10.0  # for one message, while the buffer overflows
+POLL_SECONDS = 10.0  # after which a watcher that hears nothing looks into the log
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a watcher is told next. Previews are of events that are still to come."""
+
+    events: Sequence[Event]
+    previews: Sequence[Preview]
+    last_position: int
+
+
+@dataclass(eq=False)
+class _Watch:
+    """One watcher: what it was told, and what it has heard since."""
+
+    next: int
+    last: int
+    behind: bool = True  # whether the log has to be read: at first, and when something may have been missed
+    overflowed: bool = False
+    batches: deque[StoredBatch] = field(default_factory=deque)
+    size: int = 0
+    previews: deque[Preview] = field(default_factory=lambda: deque(maxlen=MAX_PREVIEWS))
+    told: deque[str] = field(default_factory=lambda: deque(maxlen=256))  # ids of the newest events passed on
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self, data: bytes) -> None:
+        batch = codec.noted(data)
+        self.last = max(self.last, batch.last_position)
+        if self.size + len(batch.data) > BUFFER_BYTES and self.batches:
+            self.batches.clear()
+            self.size = 0
+            self.behind = self.overflowed = True
+        self.batches.append(batch)
+        self.size += len(batch.data)
+        self.news.set()
+
+    def hear_preview(self, data: bytes) -> None:
+        self.previews.extend(WatchEventsResponse.FromString(data).previews)
+        self.news.set()
+
+    def miss(self) -> None:
+        self.behind = True
+        self.news.set()
+
+    def take(self, batches: Sequence[StoredBatch]) -> list[Event]:
+        """Takes those events of batches, in order, that come next."""
+        found: list[Event] = []
+        for batch in batches:
+            if batch.first_position <= self.next <= batch.last_position:
+                found += codec.unseal(batch.data)[self.next - batch.first_position :]
+                self.next = batch.last_position + 1
+        self.last = max(self.last, self.next - 1)
+        return found
+
+    def take_heard(self) -> list[Event]:
+        """Takes what was heard and comes next, up to a page. Notices when something is missing before it."""
+        found: list[Event] = []
+        size = 0
+        while self.batches and len(found) < MAX_PAGE and size < PAGE_BYTES:
+            if self.batches[0].first_position > self.next:
+                self.behind = True
+                break
+            batch = self.batches.popleft()
+            self.size -= len(batch.data)
+            found += self.take([batch])
+            size += len(batch.data)
+        return found
+
+    def take_previews(self) -> list[Preview]:
+        pieces = [piece for piece in self.previews if piece.event_id not in self.told]
+        self.previews.clear()
+        return pieces
+
+
+class Watcher:
+    """Follows sessions for whoever watches them."""
+
+    def __init__(self, log: Log, wire: Wire, slow_seconds: float = SLOW_SECONDS) -> None:
+        self._log = log
+        self._wire = wire
+        self._slow_seconds = slow_seconds
+        self._watches: set[_Watch] = set()
+        self._draining = False
+
+    @property
+    def watches(self) -> int:
+        """How many watch at the moment."""
+        return len(self._watches)
+
+    def drain(self) -> None:
+        """Sends everybody away: this process ends."""
+        self._draining = True
+        for watch in self._watches:
+            watch.news.set()
+
+    async def show(self, session_id: str, previews: Sequence[Preview]) -> None:
+        """Shows previews to whoever watches the session with them."""
+        await self._wire.send(PREVIEW, session_id, WatchEventsResponse(previews=previews).SerializeToString())
+
+    async def watch(self, session_id: str, start: int, previews: bool) -> AsyncIterator[Seen]:
+        """Yields the events from a position on, and goes on for ever. The first message comes at once, even empty.
+
+        Raises OutOfRange for a position past the next one, Full (`READER_SLOW`) for a reader that is too slow.
+        """
+        last = await self._log.head(session_id)
+        head = last.last_position if last else 0
+        if start > head + 1:
+            raise OutOfRange("POSITION_OUT_OF_RANGE", f"the log's last position is {head}", last_position=head)
+        watch = _Watch(next=max(1, start), last=head)
+        self._watches.add(watch)
+        stops: list[Stop] = []
+        try:
+            stops.append(await self._wire.listen(NOTE, session_id, watch.hear, watch.miss))
+            if previews:
+                stops.append(await self._wire.listen(PREVIEW, session_id, watch.hear_preview))
+            told = False
+            while not self._draining:
+                seen = await self._next(session_id, watch)
+                if seen is None and told:
+                    await self._wait(session_id, watch)
+                    continue
+                asked = asyncio.get_running_loop().time()
+                yield seen or Seen((), (), watch.last)
+                told = True
+                if watch.overflowed and asyncio.get_running_loop().time() - asked > self._slow_seconds:
+                    raise Full("READER_SLOW", "read faster, or resume later", next_position=watch.next)
+                watch.overflowed = False
+            raise Unavailable("DRAINING", "this process is going away; ask another")
+        finally:
+            self._watches.discard(watch)
+            for stop in stops:
+                await stop()
+
+    async def _next(self, session_id: str, watch: _Watch) -> Seen | None:
+        """Returns what comes next, if anything is there."""
+        events = watch.take_heard()
+        if not events and watch.behind:
+            watch.behind = False
+            events = await self._read(session_id, watch) or watch.take_heard()
+        watch.told.extend(event.event_id for event in events)
+        pieces = watch.take_previews()
+        return Seen(events, pieces, watch.last) if events or pieces else None
+
+    async def _read(self, session_id: str, watch: _Watch) -> list[Event]:
+        last = await self._log.head(session_id)
+        end = last.last_position + 1 if last else 0
+        if watch.next >= end:
+            return []
+        watch.behind = True  # there may be more than one read gives
+        stop = min(end, watch.next + READ_SPAN)
+        events = watch.take(await self._log.read(session_id, watch.next, stop, PAGE_BYTES))
+        if not events:
+            raise Refused("SESSION_DAMAGED", f"the session's log has lost position {watch.next}")
+        return events
+
+    async def _wait(self, session_id: str, watch: _Watch) -> None:
+        """Waits for news, or until it is time to look by oneself: what was said on the wire may have been lost."""
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await watch.news.wait()
+        except TimeoutError:
+            watch.behind = True
+        watch.news.clear()

@@ -1,0 +1,211 @@
+"""Appends to logs: one step from the rules to the store, whoever else writes at the same time.
+
+The store alone decides who gets a position. What this process remembers of a session is a guess until an append
+succeeds: a position that is taken, or a refusal by the rules, makes it read on and ask the rules again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from handmesh.session.v1.event_pb2 import Event
+from services.kit.errors import Gone, Invalid, Refused, ServiceError, Unavailable
+from services.kit.logs import Log as Journal
+from services.session import codec
+from services.session.admission import admit, check_emitters
+from services.session.core import Fact, WriteState, fold, known
+from services.session.log import Log, StoredBatch, TakenError, Wire
+
+NOTE = "note"  # the topic on which replicas hear of each other's batches
+MAX_TRIES = 16  # appends of one call that lose their position to somebody else
+MAX_SESSIONS = 4_096  # remembered
+MAX_NAMES = 2_000_000  # remembered, over all sessions: about 200 MB
+READ_BYTES = 4 * 1024 * 1024
+
+_journal = Journal("services.session.writer")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What somebody wants to append. `tenant` is whose sessions they may append to; None means all."""
+
+    events: Sequence[Event]
+    facts: Sequence[Fact]
+    epoch: int = 0
+    expected_position: int | None = None
+    tenant: str | None = None
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Where the events are. `state` is what the log says, and goes on changing."""
+
+    first_position: int
+    time: int
+    duplicate: bool
+    state: WriteState
+
+
+@dataclass
+class _Kept:
+    """What is remembered of a session. `sure` is false while the end of an append is not known.
+
+    The lock protects the order of this process's own appends: without it each would lose its position to the next.
+    """
+
+    state: WriteState = field(default_factory=WriteState)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sure: bool = False
+
+
+class Writer:
+    """Appends events to sessions, and knows what their logs say."""
+
+    def __init__(self, log: Log, wire: Wire, now: Callable[[], int]) -> None:
+        self._log = log
+        self._wire = wire
+        self._now = now
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._names = 0
+
+    async def append(self, session_id: str, draft: Draft) -> Appended:
+        """Appends, and returns once the events are durable. Raises what `EmitEvent` promises."""
+        check_emitters(draft.facts)
+        kept = self._keep(session_id)
+        try:
+            async with kept.lock:
+                return await self._append(session_id, kept, draft)
+        finally:
+            self._forget_if_strange(session_id, kept)
+
+    async def current(self, session_id: str, tenant: str | None = None) -> WriteState:
+        """Returns what the log says, with every append that has returned, wherever it was made.
+
+        Raises Gone (`SESSION_NOT_FOUND`) when there is no such session, or it is another tenant's.
+        """
+        kept = self._keep(session_id)
+        try:
+            async with kept.lock:
+                await self._catch_up(session_id, kept)
+        finally:
+            self._forget_if_strange(session_id, kept)
+        check_owner(session_id, kept.state, tenant)
+        return kept.state
+
+    async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
+        fresh = not kept.sure
+        if fresh:
+            await self._catch_up(session_id, kept)
+        for _ in range(MAX_TRIES):
+            found = await self._find(session_id, kept.state, draft)
+            if found is not None:
+                return found
+            try:
+                _check_existence(session_id, kept.state, draft)
+                admit(kept.state, draft.facts, epoch=draft.epoch, expected_position=draft.expected_position)
+            except ServiceError:
+                if fresh:
+                    raise
+                await self._catch_up(session_id, kept)
+                fresh = True
+                continue
+            try:
+                return await self._store(session_id, kept, draft)
+            except TakenError:
+                await self._catch_up(session_id, kept)
+                fresh = True
+        raise Unavailable("LOG_UNAVAILABLE", "too many others append to the session", retry_after=0.1)
+
+    async def _find(self, session_id: str, state: WriteState, draft: Draft) -> Appended | None:
+        """Finds out whether the events are in the log already, by the first one's id."""
+        fact = draft.facts[0]
+        position = known(state, fact.event_id)
+        if not position:
+            return None
+        check_owner(session_id, state, draft.tenant)
+        for batch in await self._log.read(session_id, position, position + 1, 1):
+            event = codec.unseal(batch.data)[position - batch.first_position]
+            same = (event.event_id, event.WhichOneof("kind") or "", event.emitter)
+            if same != (fact.event_id, fact.kind, fact.emitter):
+                raise Invalid("EVENT_INVALID", f"event_id {fact.event_id} names another event", field="event_id")
+            return Appended(position, codec.nanoseconds(event.emit_time), True, state)
+        raise Refused("SESSION_DAMAGED", f"the session's log has lost position {position}")
+
+    async def _store(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
+        state, first = kept.state, kept.state.head + 1
+        time = max(self._now(), state.update_time)  # never back: slices are found by time
+        emitters = [fact.emitter for fact in draft.facts]
+        data = codec.seal(draft.events, emitters, first, time, draft.epoch)
+        batch = StoredBatch(first, len(draft.events), state.digest, data)
+        kept.sure = False
+        await self._log.append(session_id, batch)
+        names = len(state.names)
+        for fact in draft.facts:
+            fold(state, fact, time)
+        state.digest = batch.digest
+        kept.sure = True
+        self._weigh(session_id, kept, names)
+        await self._wire.send(NOTE, session_id, codec.note(batch))
+        return Appended(first, time, False, state)
+
+    async def _catch_up(self, session_id: str, kept: _Kept) -> None:
+        state = kept.state
+        names = len(state.names)
+        last = await self._log.head(session_id)
+        end = last.last_position if last else 0
+        while state.head < end and not state.damaged:
+            batches = await self._log.read(session_id, state.head + 1, end + 1, READ_BYTES)
+            state.damaged = not batches
+            for batch in batches:
+                _fold_batch(state, batch)
+        if state.head > end or (last and state.head == end and state.digest != last.digest):
+            state.damaged = True
+        if state.damaged:
+            _journal.error("log damaged", session_id=session_id, position=state.head, last_position=end)
+        kept.sure = True
+        self._weigh(session_id, kept, names)
+
+    def _keep(self, session_id: str) -> _Kept:
+        kept = self._kept.get(session_id)
+        if kept is None:
+            kept = self._kept[session_id] = _Kept()
+            while len(self._kept) > 1 and (len(self._kept) > MAX_SESSIONS or self._names > MAX_NAMES):
+                _, oldest = self._kept.popitem(last=False)
+                self._names -= len(oldest.state.names)
+        else:
+            self._kept.move_to_end(session_id)
+        return kept
+
+    def _weigh(self, session_id: str, kept: _Kept, names_before: int) -> None:
+        if self._kept.get(session_id) is kept:
+            self._names += len(kept.state.names) - names_before
+
+    def _forget_if_strange(self, session_id: str, kept: _Kept) -> None:
+        if not kept.state.head and self._kept.get(session_id) is kept:
+            del self._kept[session_id]
+
+
+def check_owner(session_id: str, state: WriteState, tenant: str | None) -> None:
+    """Raises Gone for a session that is not there, or not the tenant's: a stranger cannot tell which."""
+    if not state.head or tenant not in (None, state.tenant):
+        raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
+
+
+def _check_existence(session_id: str, state: WriteState, draft: Draft) -> None:
+    if draft.facts[0].kind != "session_started":
+        check_owner(session_id, state, draft.tenant)
+
+
+def _fold_batch(state: WriteState, batch: StoredBatch) -> None:
+    """Folds a stored batch, or marks the state as damaged: a gap, or a link that does not fit."""
+    events = codec.unseal(batch.data)
+    fits = (batch.first_position, batch.prev_digest, batch.count) == (state.head + 1, state.digest, len(events))
+    if state.damaged or not fits or any(e.position != p for p, e in enumerate(events, batch.first_position)):
+        state.damaged = True
+        return
+    for event in events:
+        fold(state, codec.stored_fact(event), codec.nanoseconds(event.emit_time))
+    state.digest = batch.digest
