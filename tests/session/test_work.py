@@ -204,9 +204,7 @@ async def test_a_release_that_left_work(service: Service, kind: str) -> None:
         assert (await one.offer()).session_id == session
 
 
-async def test_a_refused_session_goes_to_another(
-    service: Service, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_session_goes_to_another(service: Service, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A harness that cannot take a session gives it back; it is offered again, a moment later."""
     monkeypatch.setattr(claiming, "REFUSED_SECONDS", 0.1)
     session = await make(service, kind, message())
