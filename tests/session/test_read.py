@@ -35,7 +35,7 @@ async def test_slices(service: Service) -> None:
     session, log = await filled(service, [1, 3, 16, 1, 1, 7])
     end = len(log) + 1
     assert end == 31
-    for start in range(0, end + 3):
+    for start in range(end + 3):
         for stop in (0, *range(start, end + 3)):
             wanted = list(range(max(1, start), min(stop or end, end)))
             assert await positions(service, session, start_position=start, end_position=stop) == wanted

@@ -272,7 +272,17 @@ async def test_nonsense_pages(service: Service, request_: dict[str, Any]) -> Non
     assert (error.code, error.reason) == ("INVALID_ARGUMENT", "ARGUMENT_INVALID")
 
 
-HOSTILE = ["", "*", ">", "a.b", "sess_*", "sess_" + "A" * 26, "sess_" + "a" * 25, "x" * 5_000, "sess_" + "a" * 26 + "\n"]
+HOSTILE = [
+    "",
+    "*",
+    ">",
+    "a.b",
+    "sess_*",
+    "sess_" + "A" * 26,
+    "sess_" + "a" * 25,
+    "x" * 5_000,
+    "sess_" + "a" * 26 + "\n",
+]
 
 
 @pytest.mark.parametrize("session_id", HOSTILE, ids=[str(number) for number in range(len(HOSTILE))])

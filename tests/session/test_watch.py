@@ -25,9 +25,7 @@ class Watch:
     def __init__(self, stub: Any, session: str, start: int = 1, previews: bool = False) -> None:
         self.positions: list[int] = []
         self.seen: list[tuple[str, str]] = []
-        self.call = stub.WatchEvents(
-            pb.WatchEventsRequest(session_id=session, start_position=start, previews=previews)
-        )
+        self.call = stub.WatchEvents(pb.WatchEventsRequest(session_id=session, start_position=start, previews=previews))
 
     async def read(self) -> pb.WatchEventsResponse:
         """Reads one message."""
@@ -147,9 +145,7 @@ async def test_what_the_wire_loses_is_read_from_the_log(service: Service, monkey
     watch.call.cancel()
 
 
-async def test_a_watcher_that_hears_nothing_looks_by_itself(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_watcher_that_hears_nothing_looks_by_itself(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last note is lost: a slow look into the log heals it."""
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.2)
     session = await service.create()
@@ -252,9 +248,7 @@ async def test_previews_reach_those_who_ask_for_them(service: Service) -> None:
 
     async def pieces() -> AsyncIterator[pb.PublishPreviewsRequest]:
         for number, text in enumerate("abcde"):
-            yield pb.PublishPreviewsRequest(
-                session_id=session, epoch=epoch, previews=[piece("reply-1", text, number)]
-            )
+            yield pb.PublishPreviewsRequest(session_id=session, epoch=epoch, previews=[piece("reply-1", text, number)])
 
     answer = await service.harness.PublishPreviews(pieces())
     assert answer.dropped == 0

@@ -76,7 +76,7 @@ class Connection:
         self._in_use = False
         self._problem = "no answer"
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._answers: dict[str, Callable[[Msg], None]] = {}
+        self._answers: dict[str, tuple[Callable[[Msg], None], asyncio.Future[Any]]] = {}
         self._tokens = itertools.count()
         self._inbox = ""
 
@@ -133,6 +133,9 @@ class Connection:
 
     async def _on_disconnect(self) -> None:
         self._connected.clear()
+        for _, ended in self._answers.values():
+            if not ended.done():
+                ended.set_exception(nats.errors.ConnectionClosedError())  # the answer is lost with the connection
         if self._in_use:
             _journal.warning("nats disconnected", kind=self._problem)
             self._tell_gaps()
@@ -182,16 +185,16 @@ class Connection:
         ended: asyncio.Future[Any],
     ) -> None:
         token = str(next(self._tokens))
-        self._answers[token] = take
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._connected.wait()
+                self._answers[token] = take, ended
                 await self.client.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
                 await ended
         except (OSError, TimeoutError, nats.errors.Error) as problem:
             raise _unavailable(problem) from problem
         finally:
-            del self._answers[token]
+            self._answers.pop(token, None)
 
     async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """Asks JetStream's API. An `error` in the answer is the caller's to look at."""
@@ -219,9 +222,9 @@ class Connection:
         return collector.found, collector.pending == 0
 
     async def _on_answer(self, message: Msg) -> None:
-        take = self._answers.get(message.subject.rpartition(".")[2])
-        if take is not None:
-            take(message)
+        waiting = self._answers.get(message.subject.rpartition(".")[2])
+        if waiting is not None:
+            waiting[0](message)
 
 
 def _unavailable(problem: Exception) -> Unavailable:
