@@ -46,23 +46,24 @@ test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs
-	@$(MAKE) --jobs=4 --output-sync=target --keep-going check-types check-imports check-format check-lint check-proto check-stubs
+	@$(MAKE) --jobs=4 --output-sync=target --keep-going check/types check/imports check/format check/lint check/proto check/stubs
 
-.PHONY: check-format check-lint check-types check-imports check-proto check-stubs
-check-format:
+.PHONY: check/format check/lint check/types check/imports check/proto check/stubs
+check/format:
 	@$(BIN)/ruff format --check --quiet . || { echo "Format it with: make fmt"; exit 1; }
-check-lint:
+check/lint:
 	@$(BIN)/ruff check --quiet .
-check-types:
+check/types:
 	@$(BIN)/mypy services handmesh tests/support ci/*.py
-check-imports:
+check/imports:
 	@$(BIN)/lint-imports --no-logo
-check-proto:
+check/proto:
 	@$(BIN)/buf lint proto
 	@$(BIN)/buf format --diff --exit-code proto
 	@$(BIN)/buf breaking proto --against proto/baseline.binpb
-check-stubs:
+check/stubs:
 	@$(PY) ci/stubs.py --check
+	@$(PY) ci/reference.py --check
 
 .PHONY: fmt
 fmt: setup ## Format Python and contracts, and mend what lint can
@@ -71,8 +72,9 @@ fmt: setup ## Format Python and contracts, and mend what lint can
 	@$(BIN)/buf format --write proto
 
 .PHONY: proto
-proto: setup ## Generate the Python stubs from the contracts
+proto: setup ## Generate the Python stubs and docs/reference.md from the contracts
 	@$(PY) ci/stubs.py
+	@$(PY) ci/reference.py
 
 .PHONY: baseline
 baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, or a release)

@@ -1,4 +1,4 @@
-"""How long a mesh on one machine takes to be healthy, first and warm, and how much memory it has before its first turn."""
+"""How long a mesh takes to be healthy, first and warm, and how much memory it has before its first turn."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def check(service: str) -> None:
         python = environment / "bin" / "python"
         pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
         constraints = ROOT / "constraints.txt"
-        run(*pip, "install", "--quiet", f"{project}[{service}]", "--constraint", constraints, cwd=elsewhere)
+        extra = service.replace("_", "-")  # as metadata spells it; an older pip (Debian 12's) knows no other spelling
+        run(*pip, "install", "--quiet", f"{project}[{extra}]", "--constraint", constraints, cwd=elsewhere)
         run(python, "-I", "-m", f"services.{service}", "--check", cwd=elsewhere)
         others = [f"services.{name}" for name in FOREIGN if name != service]
         foreign = run(python, "-I", "-c", FOUND, *FOREIGN[service], *others, cwd=elsewhere).split()

@@ -3,10 +3,10 @@
 import pytest
 
 from tests.support.nats import nats_server, own_nats_server
-from tests.support.openbao import openbao, own_openbao
+from tests.support.openbao import openbao, openbao_state, own_openbao
 from tests.support.requirements import require
 
-__all__ = ["bubblewrap", "docker_engine", "nats_server", "openbao", "own_nats_server", "own_openbao"]
+__all__ = ["bubblewrap", "docker_engine", "nats_server", "openbao", "openbao_state", "own_nats_server", "own_openbao"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -26,10 +26,10 @@ class PortTaken(LaunchError):
 class AlreadyRunning(LaunchError):
     """Another launcher holds the data directory.
 
-    `pid` is that launcher's process id.
+    `pid` is that launcher's process id, None in the instant before it has said so.
     """
 
-    def __init__(self, message: str, pid: int) -> None:
+    def __init__(self, message: str, pid: int | None) -> None:
         super().__init__(message)
         self.pid = pid
 

@@ -47,7 +47,7 @@ class Lock:
         if not _try_lock(descriptor):
             os.close(descriptor)
             holder = _read(data_directory)
-            pid = holder.pid if holder is not None else 0
+            pid = holder.pid if holder is not None else None
             raise AlreadyRunning(f"a mesh already runs on {data_directory} (pid {pid or 'unknown'})", pid)
         word = json.dumps({"pid": os.getpid(), "ports": asdict(ports)}).encode()
         os.ftruncate(descriptor, 0)

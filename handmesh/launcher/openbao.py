@@ -100,8 +100,9 @@ def write_configuration(directory: Path, port: int, cluster_port: int) -> Path:
         },
         "api_addr": f"http://{HOST}:{port}",
         "cluster_addr": f"https://{HOST}:{cluster_port}",
-        # OpenBao makes audit devices from its configuration only. Values in it are keyed hashes.
-        "audit": [{"type": "file", "path": "file", "options": {"file_path": str(audit_log), "mode": "0600"}}],
+        # OpenBao makes audit devices from its configuration only and never starts again when one is changed: so its
+        # path is relative to the working directory, which may be moved. Values in the log are keyed hashes.
+        "audit": [{"type": "file", "path": "file", "options": {"file_path": audit_log.name, "mode": "0600"}}],
         "ui": False,
     }
     path = directory / "openbao.json"

@@ -100,10 +100,10 @@ class Holder:
 
     def __str__(self) -> str:
         if self.pid is None:
-            return f"port {self.port} is held by a process that this user may not see"
+            return "a process that this user may not see"
         if self.data_directory is not None:
-            return f"port {self.port} is held by another handmesh (pid {self.pid}, data in {self.data_directory})"
-        return f"port {self.port} is held by pid {self.pid}: {self.command}"
+            return f"another handmesh, with its data in {self.data_directory}"
+        return f"pid {self.pid}: {self.command}"
 
 
 def free_ports(count: int) -> list[int]:
@@ -120,9 +120,12 @@ def free_ports(count: int) -> list[int]:
 
 def require_free(ports: Iterable[int]) -> None:
     """Raises PortTaken, naming the holder of each port that is taken."""
-    taken = [port for port in ports if not _is_free(port)]
+    taken: dict[str, list[int]] = {}  # many ports may have one holder: it is named once
+    for port in ports:
+        if not _is_free(port):
+            taken.setdefault(str(holder_of(port)), []).append(port)
     if taken:
-        holders = "; ".join(str(holder_of(port)) for port in taken)
+        holders = "; ".join(f"{_listed(held)} held by {holder}" for holder, held in taken.items())
         raise PortTaken(f"{holders}. Stop it, or choose other ports with --port-base")
 
 
@@ -135,6 +138,10 @@ def holder_of(port: int) -> Holder:
     command = _read(process / "cmdline").replace("\0", " ").strip()
     variables = dict(entry.split("=", 1) for entry in _read(process / "environ").split("\0") if "=" in entry)
     return Holder(port, pid, command or None, variables.get(DATA_DIRECTORY_VARIABLE))
+
+
+def _listed(ports: list[int]) -> str:
+    return f"port {ports[0]} is" if len(ports) == 1 else f"ports {', '.join(map(str, sorted(ports)))} are"
 
 
 def listens(pid: int, port: int) -> bool:

@@ -6,7 +6,7 @@ The order is tools, system, messages; a prefix of this order is what a breakpoin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -37,8 +37,7 @@ def segments(request: dict[str, Any]) -> list[Segment]:
     if root:
         for index in reversed(range(len(found))):
             if found[index].value.get("type") not in UNCACHED:
-                ttl = found[index].ttl or root.get("ttl", "5m")
-                found[index] = Segment(found[index].path, found[index].value, ttl)
+                found[index] = replace(found[index], ttl=found[index].ttl or _ttl(root))
                 break
     return found
 
@@ -58,9 +57,15 @@ def _explicit(request: dict[str, Any]) -> Iterator[Segment]:
 
 
 def _segment(path: str, block: dict[str, Any]) -> Segment:
-    marker = block.get("cache_control")
     value = {key: content for key, content in block.items() if key != "cache_control"}
-    return Segment(path, value, marker.get("ttl", "5m") if marker else None)
+    return Segment(path, value, _ttl(block.get("cache_control")))
+
+
+def _ttl(marker: Any) -> str | None:
+    """Returns a marker's time to live; in blocks of a beta, which nobody checked, a marker may be anything."""
+    if not isinstance(marker, dict):
+        return None
+    return "1h" if marker.get("ttl") == "1h" else "5m"
 
 
 def check_breakpoints(request: dict[str, Any]) -> Iterator[str]:

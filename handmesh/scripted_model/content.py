@@ -111,3 +111,8 @@ def blocks(content: Any) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content or [])
+
+
+def texts_of(content: Any) -> list[str]:
+    """Returns the texts of the text blocks in content."""
+    return [block["text"] for block in blocks(content) if block["type"] == "text"]

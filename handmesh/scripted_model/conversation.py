@@ -1,7 +1,7 @@
 """The rules that messages keep among each other: roles, emptiness, thinking, tool calls and their results.
 
-The shapes are right already when these checks run. Each sentence is the API's own; where it was measured to differ
-between models or dates, the stricter rule holds here (docs/scripted-model.md says where).
+The shapes are right already when these checks run. The sentences are the API's own where they could be seen;
+docs/scripted-model.md says where a rule is stricter than the API's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from handmesh.scripted_model.content import SERVER_RESULTS, blocks
+from handmesh.scripted_model.content import SERVER_RESULTS, blocks, texts_of
 from handmesh.scripted_model.models import MODELS
 from handmesh.scripted_model.signatures import verify
 
@@ -100,10 +100,10 @@ def _check_text(message: Message, index: int) -> Iterator[str]:
 
 
 def _check_system_prompt(system: Any) -> Iterator[str]:
-    prompt = blocks(system)
-    if any(not block["text"] for block in prompt):
+    texts = texts_of(system)
+    if not all(texts):
         yield "system: text content blocks must be non-empty"
-    elif prompt and all(not block["text"].strip() for block in prompt):
+    elif texts and not any(text.strip() for text in texts):
         yield "system: text content blocks must contain non-whitespace text"
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 MAX_HEAD_BYTES = 64 * 1024  # of the request line and headers; also the streams' buffer limit
 MAX_BODY_BYTES = 32 * 1024 * 1024  # as the API has it
@@ -65,7 +65,7 @@ async def read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         return None
     except asyncio.LimitOverrunError:
         raise BadHttp(400, "Malformed chunk") from None
-    return HttpRequest(method, unquote(urlsplit(target).path), headers, body)
+    return HttpRequest(method, unquote(target.partition("?")[0]), headers, body)
 
 
 def _parse_head(head: bytes) -> tuple[str, str, dict[str, str]]:

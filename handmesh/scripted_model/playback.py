@@ -66,10 +66,9 @@ class Playback:
         if refused is not None:
             return Outcome(request, None, refused)
         seen = view(request)
-        choice = choose(self._script, seen, self._used)
-        if isinstance(choice, Mismatch):
-            return Outcome(request, None, _unscripted(choice))
-        turn = choice.turn
+        turn = choose(self._script, seen, self._used)
+        if isinstance(turn, Mismatch):
+            return Outcome(request, None, _unscripted(turn))
         if turn.times is not None:
             self._used[turn.key] = self._used.get(turn.key, 0) + 1
         if isinstance(turn.fault, HttpError):

@@ -32,22 +32,13 @@ NOTHING = "(nothing)"  # stands for an empty text: a block of empty text would b
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A turn that fits a request, and where in the script it was found."""
-
-    conversation: str
-    step: int
-    turn: Turn
-
-
-@dataclass(frozen=True)
 class Mismatch:
     """The script has no answer to a request, and why."""
 
     reason: str
 
 
-def choose(script: Script, view: RequestView, used: Mapping[str, int]) -> Choice | Mismatch:
+def choose(script: Script, view: RequestView, used: Mapping[str, int]) -> Turn | Mismatch:
     """Returns the turn to play; `used` counts, by key, how often turns with `times` were played."""
     candidates = [*script.conversations, *([script.default] if script.default else [])]
     for conversation in candidates:
@@ -62,7 +53,7 @@ def choose(script: Script, view: RequestView, used: Mapping[str, int]) -> Choice
         for turn in step.cases:
             left = turn.times is None or used.get(turn.key, 0) < turn.times
             if left and (turn.when is None or fits(turn.when, view)):
-                return Choice(conversation.name, view.step, turn)
+                return turn
     return Mismatch(f"no conversation fits the user text {_short(view.user_text)} at step {view.step + 1}")
 
 

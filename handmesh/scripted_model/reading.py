@@ -63,13 +63,13 @@ class _Loader(yaml.SafeLoader):
 
 
 def _mapping_once(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    mapping: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in mapping:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", key_node.start_mark)
-        mapping[key] = loader.construct_object(value_node, deep=True)
-    return mapping
+    seen: set[tuple[str, str]] = set()
+    for key_node, _ in node.value:
+        key = (key_node.tag, str(key_node.value))
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key[1]!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_once)

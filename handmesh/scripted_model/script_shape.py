@@ -33,7 +33,6 @@ STOP_REASONS = (
 )
 USAGE_FIELDS = ("input_tokens", "output_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
 FAULTS = ("error", "error_frame", "cut_after_events", "cut_after_bytes", "silence_after_events")
-MAX_CHUNK = 1_000_000  # characters
 
 
 def record(required: Mapping[str, Shape], optional: Mapping[str, Shape]) -> Shape:
@@ -65,17 +64,15 @@ def _tool_result(value: Any, path: str) -> Iterator[Finding]:
         yield from _TOOL_RESULT_RECORD(value, path)
 
 
-_WHEN = record(
-    {},
-    {
-        "user": text(),
-        "user_matches": _pattern,
-        "system": text(),
-        "tool_offered": text(min_length=1),
-        "tool_result": _tool_result,
-        "messages": integer(1),
-    },
-)
+WHEN: dict[str, Shape] = {
+    "user": text(),
+    "user_matches": _pattern,
+    "system": text(),
+    "tool_offered": text(min_length=1),
+    "tool_result": _tool_result,
+    "messages": integer(1),
+}
+_WHEN = record({}, WHEN)
 _TOOL_USE_RECORD = record({}, {"name": text(), "tool": text(min_length=1), "input": mapping, "input_json": text()})
 
 
@@ -88,7 +85,7 @@ def _tool_use(value: Any, path: str) -> Iterator[Finding]:
             yield Finding(path, "expected either 'input' (an object) or 'input_json' (raw text), not both")
 
 
-_SAY = {
+SAY = {
     "text": text(min_length=1),
     "thinking": text(),
     "tool_use": _tool_use,
@@ -97,11 +94,11 @@ _SAY = {
 
 
 def _say(value: Any, path: str) -> Iterator[Finding]:
-    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in _SAY:
-        yield Finding(path, f"expected an object with one key, {listed(list(_SAY))}")
+    if not isinstance(value, dict) or len(value) != 1 or next(iter(value)) not in SAY:
+        yield Finding(path, f"expected an object with one key, {listed(list(SAY))}")
     else:
         key, content = next(iter(value.items()))
-        yield from _SAY[key](content, under(path, key))
+        yield from SAY[key](content, under(path, key))
 
 
 _PACE: dict[str, Shape] = {
@@ -110,29 +107,27 @@ _PACE: dict[str, Shape] = {
     "chunk_delay_ms": number(0, 600_000),
 }
 _ERROR = {
-    "status": integer(400),
+    "status": integer(400, 599),
     "type": text(min_length=1),
     "message": text(),
     "retry_after": number(0),
 }
-_TURN_RECORD = record(
-    {},
-    {
-        "when": nullable(_WHEN),
-        "times": integer(1),
-        "say": array(_say),
-        "stop_reason": one_of(*STOP_REASONS),
-        "stop_sequence": text(),
-        "stop_details": record({}, {"category": nullable(text()), "explanation": nullable(text())}),
-        "usage": record({}, dict.fromkeys(USAGE_FIELDS, integer(0))),
-        **_PACE,
-        "error": record({}, _ERROR),
-        "error_frame": record({"after_events": integer(0)}, _ERROR),
-        "cut_after_events": integer(0),
-        "cut_after_bytes": integer(0),
-        "silence_after_events": integer(0),
-    },
-)
+TURN: dict[str, Shape] = {
+    "when": nullable(_WHEN),
+    "times": integer(1),
+    "say": array(_say),
+    "stop_reason": one_of(*STOP_REASONS),
+    "stop_sequence": text(),
+    "stop_details": record({}, {"category": nullable(text()), "explanation": nullable(text())}),
+    "usage": record({}, dict.fromkeys(USAGE_FIELDS, integer(0))),
+    **_PACE,
+    "error": record({}, _ERROR),
+    "error_frame": record({"after_events": integer(0)}, _ERROR),
+    "cut_after_events": integer(0),
+    "cut_after_bytes": integer(0),
+    "silence_after_events": integer(0),
+}
+_TURN_RECORD = record({}, TURN)
 
 
 def _turn(value: Any, path: str) -> Iterator[Finding]:
@@ -166,19 +161,15 @@ def _cases(value: Any, path: str) -> Iterator[Finding]:
             yield Finding(under(path, index), "expected 'when' or 'times'; without them no later case is ever played")
 
 
-_CONVERSATION = record(
-    {"steps": array(_step, min_length=1)}, {"name": text(), "when": nullable(_WHEN), "repeat": boolean}
-)
-_DEFAULT = record({"steps": array(_step, min_length=1)}, {"name": text(), "repeat": boolean})
-_SCRIPT = record(
-    {},
-    {
-        "defaults": nullable(record({}, _PACE)),
-        "conversations": array(_CONVERSATION),
-        "turns": _cases,
-        "default": nullable(_DEFAULT),
-    },
-)
+_STEPS = {"steps": array(_step, min_length=1)}
+CONVERSATION: dict[str, Shape] = {"name": text(), "when": nullable(_WHEN), "repeat": boolean}
+SCRIPT: dict[str, Shape] = {
+    "defaults": nullable(record({}, _PACE)),
+    "conversations": array(record(_STEPS, CONVERSATION)),
+    "turns": _cases,
+    "default": nullable(record(_STEPS, {"name": text(), "repeat": boolean})),
+}
+_SCRIPT = record({}, SCRIPT)
 
 
 def _script(value: Any) -> Iterator[Finding]:

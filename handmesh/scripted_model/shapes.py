@@ -65,14 +65,16 @@ def text(pattern: str | None = None, min_length: int = 0, max_length: int | None
     return check
 
 
-def integer(minimum: int | None = None) -> Shape:
-    """Accepts a whole number, never a boolean."""
+def integer(minimum: int, maximum: int | None = None) -> Shape:
+    """Accepts a whole number within limits that belong to it, never a boolean."""
 
     def check(value: Any, path: str) -> Iterator[Finding]:
         if not isinstance(value, int) or isinstance(value, bool):
             yield Finding(path, "Input should be a valid integer")
-        elif minimum is not None and value < minimum:
+        elif value < minimum:
             yield Finding(path, f"Input should be greater than or equal to {minimum}")
+        elif maximum is not None and value > maximum:
+            yield Finding(path, f"Input should be less than or equal to {maximum}")
 
     return check
 

@@ -74,12 +74,11 @@ _MODEL_AND_MESSAGES: dict[str, Shape] = {
     "model": text(min_length=1, max_length=256),
     "messages": array(MESSAGE, max_length=MAX_MESSAGES),
 }
-# max_tokens may be 0: then the prompt is cached and nothing is generated.
-_CREATE = {
-    NEWEST_VERSION: record({**_MODEL_AND_MESSAGES, "max_tokens": integer(0)}, _CREATED),
-    "2023-06-01": record({**_MODEL_AND_MESSAGES, "max_tokens": integer(1)}, {**_CREATED, **_SAMPLING}),
+# By version. max_tokens may be 0: then the prompt is cached and nothing is generated.
+_CREATE: dict[str, tuple[dict[str, Shape], dict[str, Shape]]] = {
+    NEWEST_VERSION: ({**_MODEL_AND_MESSAGES, "max_tokens": integer(0)}, _CREATED),
+    "2023-06-01": ({**_MODEL_AND_MESSAGES, "max_tokens": integer(1)}, {**_CREATED, **_SAMPLING}),
 }
-_COUNT = record(_MODEL_AND_MESSAGES, _COUNTED)
 
 
 def check_headers(headers: Mapping[str, str], api_key: str | None) -> ApiError | None:
@@ -146,21 +145,29 @@ def _check_tree(value: Any) -> str | None:
 def check_message_request(request: dict[str, Any], headers: Mapping[str, str]) -> ApiError | None:
     """Returns why the API would refuse this body of POST /v1/messages, or None."""
     version = headers.get("anthropic-version", NEWEST_VERSION)
-    return next(_problems(request, _CREATE[version], headers, version), None)
+    return next(_problems(request, *_CREATE[version], headers, version), None)
 
 
 def check_count_request(request: dict[str, Any], headers: Mapping[str, str]) -> ApiError | None:
     """Returns why the API would refuse this body of POST /v1/messages/count_tokens, or None."""
     version = headers.get("anthropic-version", NEWEST_VERSION)
-    return next(_problems(request, _COUNT, headers, version), None)
+    return next(_problems(request, _MODEL_AND_MESSAGES, _COUNTED, headers, version), None)
 
 
-def _problems(request: dict[str, Any], shape: Shape, headers: Mapping[str, str], version: str) -> Iterator[ApiError]:
+def _problems(
+    body: dict[str, Any],
+    required: dict[str, Shape],
+    optional: dict[str, Shape],
+    headers: Mapping[str, str],
+    version: str,
+) -> Iterator[ApiError]:
+    """Yields problems; each check relies on those before it, so only the first problem means anything."""
     # Betas bring fields and kinds that nobody described here; they are let through, not looked at.
     beta = bool(headers.get("anthropic-beta"))
-    for finding in shape(request, ""):
+    for finding in record(required, optional)(body, ""):
         if not (beta and finding.unknown):
             yield invalid(str(finding))
+    request = {name: value for name, value in body.items() if name in required or name in optional}
     if not request["messages"]:
         yield invalid("messages: at least one message is required")
     yield from map(invalid, _check_parameters(request))

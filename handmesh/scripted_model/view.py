@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handmesh.scripted_model.content import blocks
+from handmesh.scripted_model.content import blocks, texts_of
 from handmesh.scripted_model.tools import tool_names
 
 REMINDER = "<system-reminder>"  # text that Claude Code adds to users' messages; nobody typed it
@@ -62,7 +62,7 @@ def view(request: Mapping[str, Any]) -> RequestView:
         user_text="\n".join(_texts_of_turn(messages, start)),
         step=sum(message["role"] == "assistant" for message in messages[start:]),
         results=_results(messages),
-        system="\n".join(block["text"] for block in blocks(request.get("system"))),
+        system="\n".join(texts_of(request.get("system"))),
         tools=tuple(tool_names(dict(request))),
         messages=len(messages),
         stop_sequences=tuple(request.get("stop_sequences") or ()),
@@ -76,8 +76,7 @@ def _texts(message: Mapping[str, Any]) -> list[str]:
     """Returns what the user typed in a message: its text blocks, but for reminders."""
     if message["role"] != "user":
         return []
-    texts = [block["text"] for block in blocks(message["content"]) if block["type"] == "text"]
-    return [text for text in texts if not text.lstrip().startswith(REMINDER)]
+    return [text for text in texts_of(message["content"]) if not text.lstrip().startswith(REMINDER)]
 
 
 def _latest_user_text(messages: list[dict[str, Any]]) -> int:
@@ -104,12 +103,9 @@ def _results(messages: list[dict[str, Any]]) -> tuple[ToolResult, ...]:
             if block["type"] == "tool_use":
                 names[block["id"]] = block["name"]
             elif block["type"] == "tool_result":
-                results.append(ToolResult(names[block["tool_use_id"]], _text_of(block), bool(block.get("is_error"))))
+                text = "\n".join(texts_of(block.get("content")))
+                results.append(ToolResult(names[block["tool_use_id"]], text, bool(block.get("is_error"))))
     return tuple(results)
-
-
-def _text_of(result: Mapping[str, Any]) -> str:
-    return "\n".join(block["text"] for block in blocks(result.get("content")) if block["type"] == "text")
 
 
 def _fingerprint(request: Mapping[str, Any]) -> bytes:

@@ -35,8 +35,9 @@ def harness_types() -> dict[str, HarnessType]:
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
     session = SessionServiceStub(connect(settings.session_address, settings.tls_dir))
+    model = AnthropicModel(settings.model_key_file, settings.model_base_url)
     ports = Ports(
-        model=AnthropicModel(settings.model_key_file, settings.model_base_url),
+        model=model,
         hands=RemoteHands(connect(settings.sandbox_address, settings.tls_dir)),
         servers=RemoteServers(connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE)),
         now=time.time,
@@ -56,6 +57,7 @@ async def run(settings: Settings) -> None:
         claims.cancel()
         await runs.drain(DRAIN_SECONDS)
         await server.stop()
+        await model.close()
 
 
 if __name__ == "__main__":

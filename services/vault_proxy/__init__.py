@@ -1,1 +1,1 @@
-"""vault_proxy: MCP tools called with credentials that nobody else can read."""
+"""The vault_proxy service: calls the tools of MCP servers with credentials that only it reads."""

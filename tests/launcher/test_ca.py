@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import json
 import re
+import shutil
 import socket
 import ssl
 import threading
@@ -86,6 +87,18 @@ def test_a_damaged_authority_is_replaced_with_all_it_signed(tmp_path: Path, dama
     for service in NAMES:
         certificate(tmp_path, service).verify_directly_issued_by(authority)
         assert (tmp_path / service / "ca.pem").read_bytes() == (tmp_path / "ca" / "ca.pem").read_bytes()
+
+
+def test_a_certificate_of_another_authority_is_replaced(tmp_path: Path) -> None:
+    """A folder that was copied from another mesh does not stay a stranger's."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for tls in (ours, theirs):
+        ensure_certificates(tls, NAMES, NOW)
+    for file in ("cert.pem", "key.pem"):
+        shutil.copy(theirs / "session" / file, ours / "session" / file)
+    ensure_certificates(ours, NAMES, NOW)
+    authority = x509.load_pem_x509_certificate((ours / "ca" / "ca.pem").read_bytes())
+    certificate(ours, "session").verify_directly_issued_by(authority)
 
 
 def test_two_services_trust_each_other_by_mutual_tls(tmp_path: Path) -> None:

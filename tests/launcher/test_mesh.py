@@ -5,6 +5,7 @@ The launcher knows a service by its module's name, its environment and its healt
 
 import json
 import os
+import shutil
 import signal
 import socket
 from dataclasses import replace
@@ -51,8 +52,8 @@ asyncio.run(main())
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> MeshSettings:
-    """A mesh on free ports whose services are stand-ins."""
+def new_settings(tmp_path: Path) -> MeshSettings:
+    """A mesh on free ports that never ran. Its services are stand-ins."""
     package = tmp_path / "modules" / "services"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
@@ -66,23 +67,30 @@ def settings(tmp_path: Path) -> MeshSettings:
     )
 
 
+@pytest.fixture
+def settings(new_settings: MeshSettings, openbao_state: Path) -> MeshSettings:
+    """The same with an OpenBao that has been started before."""
+    shutil.copytree(openbao_state, new_settings.data_directory / "openbao")
+    return new_settings
+
+
 def is_there(pid: int) -> bool:
     """Says whether a process is there, as a zombie too."""
     return Path("/proc", str(pid)).exists()
 
 
-async def test_a_mesh_starts_and_stops_in_order(settings: MeshSettings) -> None:
+async def test_a_mesh_starts_and_stops_in_order(new_settings: MeshSettings) -> None:
     """Every part runs, the word about it is left for clients, and stopping goes from the brains to the stores."""
-    async with await Mesh.start(settings) as mesh:
+    async with await Mesh.start(new_settings) as mesh:
         assert sorted(mesh.pids) == sorted([*SERVICES, "nats", "openbao"])
-        assert running(settings.data_directory) is not None
+        assert running(new_settings.data_directory) is not None
         assert mesh.vault.put_secret("tenants/default/x", {"token": "t"}) == 1
         pids = mesh.pids
     assert not mesh.pids
     assert [pid for pid in pids.values() if is_there(pid)] == []
-    order = (settings.data_directory / "stopped").read_text().split()
+    order = (new_settings.data_directory / "stopped").read_text().split()
     assert (order[0], set(order[1:3]), order[3]) == ("harness", {"sandbox", "vault_proxy"}, "session")
-    assert running(settings.data_directory) is None
+    assert running(new_settings.data_directory) is None
 
 
 async def test_the_models_key_is_in_a_private_file_and_nowhere_else(settings: MeshSettings) -> None:
@@ -135,11 +143,11 @@ async def test_a_taken_port_ends_the_start_before_anything_runs(settings: MeshSe
     Lock.acquire(settings.data_directory, settings.ports).release()
 
 
-async def test_a_service_that_dies_at_its_start_takes_the_mesh_down(settings: MeshSettings) -> None:
+async def test_a_service_that_dies_at_its_start_takes_the_mesh_down(new_settings: MeshSettings) -> None:
     """The error has the service's last words, and no process, port or lock is left."""
-    broken = replace(settings, extra={"sandbox": {"BROKEN": "1"}})
+    broken = replace(new_settings, extra={"sandbox": {"BROKEN": "1"}})
     with pytest.raises(PartFailed, match="this stand-in is broken") as failure:
         await Mesh.start(broken)
     assert failure.value.part == "sandbox"
-    async with await Mesh.start(settings) as mesh:
+    async with await Mesh.start(new_settings) as mesh:
         assert len(mesh.pids) == 6

@@ -72,7 +72,15 @@ async def test_a_port_of_another_mesh_names_its_data_directory(tmp_path: Path) -
     holder = holder_of(int(log_tail(command.log)[0]))
     await process.stop()
     assert (holder.pid, holder.data_directory) == (process.pid, "/some/where")
-    assert "another handmesh" in str(holder)
+    assert str(holder) == "another handmesh, with its data in /some/where"
+
+
+def test_a_holder_of_many_ports_is_named_once() -> None:
+    """Another mesh holds a dozen ports: the error stays readable."""
+    with socket.create_server((HOST, 0)) as first, socket.create_server((HOST, 0)) as second:
+        ports = sorted(listener.getsockname()[1] for listener in (first, second))
+        with pytest.raises(PortTaken, match=rf"^ports {ports[0]}, {ports[1]} are held by pid {os.getpid()}: [^;]*$"):
+            require_free(ports)
 
 
 def test_a_port_that_nobody_holds_has_no_holder() -> None:

@@ -56,7 +56,7 @@ def test_harness_is_told_of_the_other_services_and_the_model() -> None:
         "HANDMESH_SANDBOX_ADDRESS": "127.0.0.1:7413",
         "HANDMESH_VAULT_PROXY_ADDRESS": "127.0.0.1:7414",
         "HANDMESH_MODEL_KEY_FILE": "/data/model/key",
-        "HANDMESH_CAPACITY": "16",
+        "HANDMESH_CAPACITY": "100",
     }
 
 

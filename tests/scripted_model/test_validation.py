@@ -1,4 +1,7 @@
-"""The rules that requests are held to: one case each, named after its rule, with the sentence of the API."""
+"""The rules that requests are held to: one case each, named after its rule, with the sentence of the API.
+
+Longer than a module should be: it is one table, and its rules are read side by side.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import fact_of
 from services.harness.core import ToolResult, ToolSpec
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox
+from services.kit import ids
 from services.kit.errors import Conflict, Gone, Refused, ServiceError
 
 SESSION = "sess_" + "0" * 26
@@ -57,10 +58,13 @@ class MemoryLog:
             yield Page([fact_of(event) for event in page], len(self.events))
             start += len(page)
             async with self._news:
-                await self._news.wait_for(lambda at=start: len(self.events) >= at)
+                while len(self.events) < start:
+                    await self._news.wait()
 
     async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
         await asyncio.sleep(0)
+        for event in events:
+            ids.check("event_id", event.event_id)
         async with self._news:
             found = [event.position for event in self.events if event.event_id == events[0].event_id]
             if found:
@@ -114,7 +118,7 @@ class ScriptedModel:
         self.steps = list(steps)
         self.requests: list[Mapping[str, Any]] = []
 
-    def newest(self) -> str:
+    async def newest(self) -> str:
         return "newest"
 
     async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:

@@ -1,0 +1,107 @@
+"""The command that gives an agent a task and follows it: run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from handmesh.cli.options import DataDirectory, Json
+from handmesh.cli.problems import run as run_body
+
+if TYPE_CHECKING:
+    from handmesh.cli.arguments import RunOptions
+    from handmesh.cli.following import Item
+    from handmesh.client import Client, Session
+
+RUN_EPILOG = """\b
+Examples:
+  handmesh run "list the files"
+  handmesh run "and now count them" --session ID         goes on with a session
+  handmesh run - < task.txt > answer.txt                 the text alone goes to standard output
+  handmesh run "fix the test" --environment docker       another environment for its hand
+  handmesh run "compare them" --hand a=default --hand b=docker
+  handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
+  handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
+
+\b
+Exit codes:
+  0 done   1 failed   2 wrong options   3 the model refused   4 a limit was reached
+  5 interrupted by somebody   124 --timeout was over   130 Ctrl-C
+
+Ctrl-C asks the agent to stop; a second one leaves it alone. The session is kept either way.
+"""
+
+
+def run(
+    task: Annotated[
+        str, typer.Argument(metavar="TASK", help="What the agent should do; - reads it from standard input.")
+    ],
+    session_id: Annotated[str, typer.Option("--session", metavar="ID", help="Go on with this session.")] = "",
+    model: Annotated[
+        str, typer.Option(metavar="NAME", help="The model's name. Default: the newest that the harness knows.")
+    ] = "",
+    system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
+    title: Annotated[str, typer.Option(metavar="TEXT", help="A title, for `handmesh sessions`.")] = "",
+    environment: Annotated[str, typer.Option(metavar="ENV", help="The environment of the hand `main`.")] = "",
+    hand: Annotated[list[str] | None, typer.Option(metavar="NAME=ENV", help="A hand; may be repeated.")] = None,
+    no_hands: Annotated[bool, typer.Option("--no-hands", help="A session without hands.")] = False,
+    mcp: Annotated[list[str] | None, typer.Option(metavar="NAME=URL", help="An MCP server; may be repeated.")] = None,
+    vault: Annotated[list[str] | None, typer.Option(metavar="ID", help="A vault with credentials; repeatable.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")] = None,
+    timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
+    as_json: Json = False,
+    data_directory: DataDirectory = None,
+) -> None:
+    """Gives an agent a task and follows it: its text as it comes, its tool calls and their results."""
+
+    async def body() -> int:
+        from handmesh.cli.arguments import RunOptions, text_of
+
+        options = RunOptions(
+            model, system, title, environment, hand or (), no_hands, mcp or (), vault or (), label or ()
+        )
+        text = text_of(task)
+        from handmesh.client import connect
+
+        async with connect(data_directory=data_directory) as mesh:
+            session, position = await _begin(mesh, text, session_id, options)
+            return await _follow(session, position, as_json=as_json, timeout=timeout)
+
+    run_body(body)
+
+
+async def _begin(mesh: Client, text: str, session_id: str, options: RunOptions) -> tuple[Session, int]:
+    """Says the text to a new session or to the given one; returns it and the message's position."""
+    from handmesh.cli.arguments import RunOptions, UsageError, config_of
+
+    if not session_id:
+        return await mesh.create_session(config_of(options), text), 2  # right after `SessionStarted`
+    if options != RunOptions():
+        raise UsageError("--session goes on with what the session is: leave out what would configure a new one")
+    session = mesh.session(session_id)
+    return session, await session.send(text)
+
+
+async def _follow(session: Session, position: int, *, as_json: bool, timeout: float | None) -> int:
+    from handmesh.cli.following import unless_told, until_turn_ends
+    from handmesh.cli.printing import console, print_json
+    from handmesh.cli.transcript import Transcript
+    from handmesh.session.v1 import event_pb2
+
+    transcript = Transcript(console(stderr=True))
+
+    def show(item: Item) -> None:
+        if isinstance(item, event_pb2.Event):
+            print_json(item) if as_json else transcript.show(item)
+        elif not as_json:
+            transcript.preview(item)
+
+    async def work() -> int:
+        transcript.note(f"session {session.id}")
+        return await until_turn_ends(session, position, show)
+
+    try:
+        return await unless_told(session, work(), timeout, transcript.note)
+    finally:
+        transcript.note(f"look: handmesh events {session.id}   go on: handmesh run --session {session.id} ...")

@@ -1,0 +1,206 @@
+"""The commands that look at sessions and speak to them: sessions, events, send, interrupt, wake, end."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from handmesh.cli.options import DataDirectory, Json, SessionId
+from handmesh.cli.problems import run
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from handmesh.session.v1 import session_pb2
+
+MOST_AT_ONCE = 1_000
+"""Sessions in one page, at most."""
+
+EVENTS_EPILOG = """\b
+Examples:
+  handmesh events ID                    the whole log
+  handmesh events ID --last 5           its last five events
+  handmesh events ID --from 3 --to 7    positions 3, 4, 5 and 6
+  handmesh events ID --follow           goes on as events come; Ctrl-C ends it
+  handmesh events ID --json | jq .toolFinished.result.output
+"""
+
+
+def sessions(
+    status: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WORD", help="Only those that are idle, running, waiting, ...; may be repeated."),
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only those with this label.")] = None,
+    harness: Annotated[str, typer.Option(metavar="TYPE", help="Only those of this harness type.")] = "",
+    archived: Annotated[bool, typer.Option("--archived", help="Also those that are archived.")] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Most sessions to show.")] = 50,
+    as_json: Json = False,
+    data_directory: DataDirectory = None,
+) -> None:
+    """Lists the sessions, newest first."""
+
+    async def body() -> int:
+        from handmesh.cli.arguments import labels_of, statuses_of
+        from handmesh.cli.printing import console, print_json
+        from handmesh.client import connect
+
+        statuses, labels = statuses_of(status or ()), labels_of(label or ())
+        found: list[session_pb2.Session] = []
+        async with connect(data_directory=data_directory) as mesh:
+            async for each in mesh.sessions(
+                statuses=statuses,
+                labels=labels,
+                harness=harness,
+                include_archived=archived,
+                page_size=min(limit, MOST_AT_ONCE),
+            ):
+                found.append(each)
+                if as_json:
+                    print_json(each)
+                if len(found) == limit:
+                    break
+        if not as_json and found:
+            console().print(_table(found))
+        elif not as_json:
+            typer.echo('No sessions. Start one with: handmesh run "list the files"', err=True)
+        return 0
+
+    run(body)
+
+
+def events(
+    session_id: SessionId,
+    start: Annotated[int, typer.Option("--from", min=1, metavar="N", help="First position.")] = 1,
+    end: Annotated[
+        int, typer.Option("--to", min=0, metavar="N", help="Position to stop before; 0 is the log's end.")
+    ] = 0,
+    last: Annotated[int, typer.Option(min=0, metavar="N", help="Only the last so many; 0 is all.")] = 0,
+    kind: Annotated[
+        list[str] | None, typer.Option(metavar="KIND", help="Only this kind, such as tool_finished.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events as they come.")] = False,
+    as_json: Json = False,
+    data_directory: DataDirectory = None,
+) -> None:
+    """Prints a session's log, an event a line: position, time, emitter, kind, content."""
+
+    async def body() -> int:
+        from handmesh.cli.arguments import UsageError
+        from handmesh.cli.lines import kind_of
+        from handmesh.cli.printing import console, print_event, print_json
+        from handmesh.client import connect
+
+        if follow and end:
+            raise UsageError("--follow has no end: leave out --to")
+        out, next_position = console(), start
+        async with connect(data_directory=data_directory) as mesh:
+            session = mesh.session(session_id)
+            if follow:  # the log may grow meanwhile: this is where following begins
+                next_position = max(start, (await session.get()).last_position + 1)
+            stop = next_position if follow and next_position > start else end
+            if not follow or next_position > start:
+                async for event in session.events(start, stop, last=last, kinds=kind or ()):
+                    print_json(event) if as_json else print_event(out, event)
+            if follow:
+                async for event in session.watch(next_position, patience=None):
+                    if not kind or kind_of(event) in kind:
+                        print_json(event) if as_json else print_event(out, event)
+                    if event.HasField("session_ended"):
+                        break
+        return 0
+
+    run(body)
+
+
+def send(
+    session_id: SessionId,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What to say; - reads it from standard input.")],
+    data_directory: DataDirectory = None,
+) -> None:
+    """Sends a session a message and returns at once; the agent goes on by itself."""
+
+    async def body() -> int:
+        from handmesh.cli.arguments import text_of
+        from handmesh.client import connect
+
+        async with connect(data_directory=data_directory) as mesh:
+            position = await mesh.session(session_id).send(text_of(text))
+        typer.echo(f"sent, position {position}. Look: handmesh events {session_id} --from {position} --follow")
+        return 0
+
+    run(body)
+
+
+def interrupt(session_id: SessionId, data_directory: DataDirectory = None) -> None:
+    """Asks the agent to stop its turn. The session itself goes on with the next message."""
+
+    async def body() -> int:
+        from handmesh.client import connect
+
+        async with connect(data_directory=data_directory) as mesh:
+            position = await mesh.session(session_id).interrupt()
+        typer.echo(f"asked to stop, position {position}")
+        return 0
+
+    run(body)
+
+
+def wake(session_id: SessionId, data_directory: DataDirectory = None) -> None:
+    """Makes sure that a harness is at work on a session. Harmless at any time; sessions also wake by themselves."""
+
+    async def body() -> int:
+        from handmesh.cli.lines import enum_word
+        from handmesh.client import connect
+        from handmesh.harness.v1 import harness_pb2
+
+        async with connect(data_directory=data_directory) as mesh:
+            outcome = await mesh.session(session_id).wake()
+        typer.echo(enum_word(harness_pb2.WakeOutcome, outcome, "WAKE_OUTCOME_"))
+        return 0
+
+    run(body)
+
+
+def end(
+    session_id: SessionId,
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for people to read.")] = "",
+    data_directory: DataDirectory = None,
+) -> None:
+    """Ends a session for good: nothing is ever added to its log again."""
+
+    async def body() -> int:
+        from handmesh.client import connect
+
+        async with connect(data_directory=data_directory) as mesh:
+            session = await mesh.session(session_id).end(reason)
+        typer.echo(f"ended, {session.last_position} events. The log stays: handmesh events {session_id}")
+        return 0
+
+    run(body)
+
+
+def _table(found: list[session_pb2.Session]) -> Table:
+    from rich.table import Table
+
+    from handmesh.cli.escape import one_line
+    from handmesh.cli.lines import enum_word
+    from handmesh.session.v1 import session_pb2
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("session", "status", "began", "turns", "events", "tokens", "title"):
+        table.add_column(name, no_wrap=name != "title", justify="right" if name in _NUMBERS else "left")
+    for each in found:
+        usage = each.usage
+        tokens = usage.input_tokens + usage.output_tokens
+        tokens += usage.cache_creation_input_tokens + usage.cache_read_input_tokens
+        began = each.create_time.ToDatetime(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        status = enum_word(session_pb2.SessionStatus, each.status, "SESSION_STATUS_")
+        numbers = (str(each.turns), str(each.last_position), f"{tokens:,}")
+        table.add_row(each.session_id, status, began, *numbers, one_line(each.config.title, 60))
+    return table
+
+
+_NUMBERS = frozenset({"turns", "events", "tokens"})

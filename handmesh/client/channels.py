@@ -1,0 +1,90 @@
+"""Channels to a mesh: plain text on this machine, TLS elsewhere, and what both need to live long."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from handmesh.client.errors import raised
+
+MESSAGE_BYTES = 8 * 1024 * 1024
+"""Most bytes of one message, either way: as the services allow. A page of events has at most 3 MiB."""
+
+CALL_SECONDS = 30.0
+"""How long one call may take, with all its retries."""
+
+KEEPALIVE_MS = 10_000
+"""How long an open stream may be silent before the service is asked, and how long it then has to answer."""
+
+# Every call of the client is idempotent by an id that it carries, so all may be said again.
+_RETRY = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.05s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.service_config", json.dumps(_RETRY)),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+class Link:
+    """A channel to one address, with the caller's key. It connects at the first call."""
+
+    def __init__(self, address: str, api_key: str | None, ca_file: Path | None) -> None:
+        self.address = address
+        self.metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        if is_loopback(address):
+            self.channel = grpc.aio.insecure_channel(address, _OPTIONS)
+        else:
+            roots = ca_file.read_bytes() if ca_file is not None else None
+            self.channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(roots), _OPTIONS)
+
+    async def call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[Request, Response],
+        request: Request,
+        timeout: float = CALL_SECONDS,
+    ) -> Response:
+        """Makes one unary call. Raises HandmeshError, with DEADLINE_EXCEEDED after `timeout` seconds."""
+        try:
+            return await method(request, metadata=self.metadata, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error) from None
+
+    async def close(self) -> None:
+        """Ends what is still running and closes."""
+        await self.channel.close()
+
+
+def is_loopback(address: str) -> bool:
+    """Says whether `host:port` is on this machine, where the mesh speaks plain text."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

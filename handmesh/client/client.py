@@ -1,0 +1,141 @@
+"""The client of a mesh: `connect()` finds it, a `Client` starts and finds sessions."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from handmesh.client import settings
+from handmesh.client.addresses import Addresses, api_key_file, local_api_key
+from handmesh.client.channels import Link
+from handmesh.client.errors import HandmeshError
+from handmesh.client.session import Session, message, new_event_id
+from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
+from handmesh.sandbox.v1 import sandbox_pb2
+from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
+from handmesh.session.v1 import config_pb2, event_pb2, session_pb2
+from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
+
+if TYPE_CHECKING:
+    from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceAsyncStub
+    from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
+    from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
+
+
+def connect(
+    address: str | Addresses | None = None,
+    api_key: str | None = None,
+    *,
+    ca_file: Path | None = None,
+    data_directory: Path | None = None,
+) -> Client:
+    """Returns a client of a mesh. It connects at the first call, so this never waits.
+
+    Without arguments it is the mesh that the environment names (HANDMESH_ADDRESS, HANDMESH_API_KEY), else the one on
+    this machine, whose address and key lie in its data directory. `address` is `host:port` of a proxy in front of all
+    services, or each service's address. Other machines are spoken to in TLS; `ca_file` (PEM) says whom to trust.
+
+    Raises HandmeshError: `IDENTITY_UNKNOWN` when there is no key, `UNAVAILABLE` when no mesh runs on this machine.
+    """
+    found = settings.read()
+    directory = data_directory or found.data_directory
+    if address is None and data_directory is None and found.address is not None:
+        harness = found.harness_address or found.address
+        address = Addresses(found.address, harness, found.address, found.address)
+    key = api_key or (found.api_key if data_directory is None else None) or local_api_key(directory)
+    if key is None:
+        text = f"no API key: {api_key_file(directory)} is not there. `handmesh up` makes it"
+        raise HandmeshError("IDENTITY_UNKNOWN", text, code="UNAUTHENTICATED")
+    if address is None:
+        address = Addresses.local(directory)
+    if address is None:  # without word of who listens there, the key is not sent to the default ports
+        text = f"no mesh runs on {directory}. Start one with: handmesh up"
+        raise HandmeshError("UNAVAILABLE", text, code="UNAVAILABLE")
+    addresses = Addresses.behind(address) if isinstance(address, str) else address
+    return Client(addresses, key, ca_file or found.ca_file)
+
+
+class Client:
+    """A client of one mesh. Use it as an async context manager, or `close` it; share it between tasks."""
+
+    def __init__(self, addresses: Addresses, api_key: str, ca_file: Path | None = None) -> None:
+        self.addresses = addresses
+        self.session_link = Link(addresses.session, api_key, ca_file)
+        self.session_stub: SessionServiceAsyncStub = SessionServiceStub(self.session_link.channel)
+        self.harness_link = Link(addresses.harness, api_key, ca_file)
+        self.harness_stub: HarnessServiceAsyncStub = HarnessServiceStub(self.harness_link.channel)
+        self.sandbox_link = Link(addresses.sandbox, api_key, ca_file)
+        self.sandbox_stub: SandboxServiceAsyncStub = SandboxServiceStub(self.sandbox_link.channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what is still running and closes."""
+        await self.session_link.close()
+        await self.harness_link.close()
+        await self.sandbox_link.close()
+
+    async def create_session(
+        self,
+        config: config_pb2.SessionConfig | None = None,
+        content: str | Sequence[dict[str, Any]] | None = None,
+        *,
+        request_id: str = "",
+    ) -> Session:
+        """Starts a session, with a first message if `content` is given, in one step.
+
+        A `request_id` of your own makes it idempotent across your calls.
+        """
+        request = session_pb2.CreateSessionRequest(
+            request_id=request_id or f"cli_{secrets.token_hex(13)}", config=config or config_pb2.SessionConfig()
+        )
+        if content is not None:
+            request.initial_events.append(event_pb2.Event(event_id=new_event_id(), message_received=message(content)))
+        answer = await self.session_link.call(self.session_stub.CreateSession, request)
+        return self.session(answer.session.session_id)
+
+    def session(self, session_id: str) -> Session:
+        """Returns a handle on a session that is there. Asks nobody."""
+        return Session(self, session_id)
+
+    async def sessions(
+        self,
+        *,
+        statuses: Sequence[session_pb2.SessionStatus.ValueType] = (),
+        labels: Mapping[str, str] | None = None,
+        harness: str = "",
+        include_archived: bool = False,
+        page_size: int = 0,
+    ) -> AsyncIterator[session_pb2.Session]:
+        """Yields the sessions that fit all filters, newest first, page by page."""
+        request = session_pb2.ListSessionsRequest(
+            statuses=statuses, labels=labels, harness=harness, include_archived=include_archived, page_size=page_size
+        )
+        while True:
+            page = await self.session_link.call(self.session_stub.ListSessions, request)
+            for session in page.sessions:
+                yield session
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def sandboxes(self, session_id: str | None = None) -> list[sandbox_pb2.Sandbox]:
+        """Returns the sandboxes that there are, or those of one session, oldest first."""
+        request = sandbox_pb2.ListSandboxesRequest(session_id=session_id)
+        return list((await self.sandbox_link.call(self.sandbox_stub.ListSandboxes, request)).sandboxes)
+
+    async def executions(self, sandbox_id: str) -> list[sandbox_pb2.Execution]:
+        """Returns what a sandbox has run, oldest first."""
+        request = sandbox_pb2.ListExecutionsRequest(sandbox_id=sandbox_id)
+        return list((await self.sandbox_link.call(self.sandbox_stub.ListExecutions, request)).executions)
+
+    async def release(self, sandbox_id: str) -> None:
+        """Ends a sandbox and all that runs in it, and removes its files. Idempotent."""
+        request = sandbox_pb2.ReleaseRequest(sandbox_id=sandbox_id)
+        await self.sandbox_link.call(self.sandbox_stub.Release, request)

@@ -1,0 +1,132 @@
+"""One session, as a client sees it: say something, follow what happens, read the log."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from handmesh.client.watching import PATIENCE, watch
+from handmesh.harness.v1 import harness_pb2
+from handmesh.sandbox.v1 import tool_pb2
+from handmesh.session.v1 import event_pb2, session_pb2
+
+if TYPE_CHECKING:
+    from handmesh.client.client import Client
+
+PAGE = 1_000
+"""Events asked for at once; a page also ends at 3 MiB."""
+
+
+class Session:
+    """A handle on one session. It holds the id and nothing else; every method asks the mesh.
+
+    All methods raise HandmeshError. Those that emit may be called again after an error: the client never emits the same
+    event twice by itself, and an `event_id` of your own makes that hold across your own calls.
+    """
+
+    def __init__(self, client: Client, session_id: str) -> None:
+        self._client = client
+        self.id = session_id
+
+    async def get(self) -> session_pb2.Session:
+        """Returns the session as a whole: configuration, status, usage."""
+        request = session_pb2.GetSessionRequest(session_id=self.id)
+        return (await self._client.session_link.call(self._client.session_stub.GetSession, request)).session
+
+    async def emit(self, event: event_pb2.Event, *, expected_position: int | None = None) -> int:
+        """Appends an event and returns its position. An event without an `event_id` gets one here."""
+        request = session_pb2.EmitEventRequest(session_id=self.id, event=event, expected_position=expected_position)
+        if not event.event_id:
+            request.event.event_id = new_event_id()
+        return (await self._client.session_link.call(self._client.session_stub.EmitEvent, request)).position
+
+    async def send(self, content: str | Sequence[dict[str, Any]], *, event_id: str = "") -> int:
+        """Sends the agent a message, text or content blocks of the model's API; returns its position."""
+        return await self.emit(event_pb2.Event(event_id=event_id, message_received=message(content)))
+
+    async def interrupt(self) -> int:
+        """Asks the agent to stop its turn. The turn ends with `TURN_END_REASON_INTERRUPTED` a moment later."""
+        return await self.emit(event_pb2.Event(interrupt_requested=event_pb2.InterruptRequested()))
+
+    async def confirm(
+        self, request: event_pb2.ToolConfirmationRequested, allowed: bool, *, reason: str = "", event_id: str = ""
+    ) -> int:
+        """Decides about a tool call. `reason` is told to the model when the call may not run."""
+        decision = event_pb2.ToolConfirmed(
+            tool_use_id=request.tool_use_id, allowed=allowed, message=reason, call_hash=request.call_hash
+        )
+        return await self.emit(event_pb2.Event(event_id=event_id, tool_confirmed=decision))
+
+    async def answer_custom_tool(
+        self,
+        tool_use_id: str,
+        output: str,
+        *,
+        outcome: tool_pb2.ToolOutcome.ValueType = tool_pb2.TOOL_OUTCOME_OK,
+        content_json: str = "",
+        event_id: str = "",
+    ) -> int:
+        """Answers a `CustomToolRequested` with what the tool said."""
+        result = tool_pb2.ToolResult(output=output, outcome=outcome, content_json=content_json)
+        answer = event_pb2.CustomToolAnswered(tool_use_id=tool_use_id, result=result)
+        return await self.emit(event_pb2.Event(event_id=event_id, custom_tool_answered=answer))
+
+    async def end(self, reason: str = "") -> session_pb2.Session:
+        """Ends the session for good: nothing is appended after it, and its grants are void."""
+        request = session_pb2.EndSessionRequest(session_id=self.id, reason=reason)
+        return (await self._client.session_link.call(self._client.session_stub.EndSession, request)).session
+
+    async def wake(self) -> harness_pb2.WakeOutcome.ValueType:
+        """Makes sure that a harness is at work on the session. Sessions wake by themselves as well."""
+        request = harness_pb2.WakeRequest(session_id=self.id)
+        return (await self._client.harness_link.call(self._client.harness_stub.Wake, request)).outcome
+
+    async def events(
+        self, start: int = 1, end: int = 0, *, last: int = 0, kinds: Sequence[str] = ()
+    ) -> AsyncIterator[event_pb2.Event]:
+        """Yields the events from `start` up to but without `end` (0: the log's end now), page by page.
+
+        `last` keeps only the last so many of them; `kinds` only those of these kinds, such as `tool_finished`.
+        """
+        request = session_pb2.GetEventsRequest(
+            session_id=self.id, start_position=start, end_position=end, page_size=PAGE, last=last, kinds=kinds
+        )
+        while True:
+            page = await self._client.session_link.call(self._client.session_stub.GetEvents, request)
+            for event in page.events:
+                yield event
+            if not page.next_position:
+                return
+            request.start_position, request.last = page.next_position, 0
+
+    @overload
+    def watch(
+        self, start: int = 1, previews: Literal[False] = False, patience: float | None = PATIENCE
+    ) -> AsyncIterator[event_pb2.Event]: ...
+
+    @overload
+    def watch(
+        self, start: int = 1, *, previews: Literal[True], patience: float | None = PATIENCE
+    ) -> AsyncIterator[event_pb2.Event | session_pb2.Preview]: ...
+
+    def watch(self, start: int = 1, previews: bool = False, patience: float | None = PATIENCE) -> AsyncIterator[Any]:
+        """Yields the events from `start` on, each once, then each new one; never ends by itself.
+
+        With `previews` also pieces of events to come. Survives broken connections and restarts of the service for
+        `patience` seconds (None: for ever).
+        """
+        request = session_pb2.WatchEventsRequest(session_id=self.id, start_position=start, previews=previews)
+        return watch(self._client.session_link, self._client.session_stub, request, patience)
+
+
+def message(content: str | Sequence[dict[str, Any]]) -> event_pb2.MessageReceived:
+    """Makes a message from text, or from content blocks as the model's API takes them."""
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+    return event_pb2.MessageReceived(content_json=json.dumps(blocks, ensure_ascii=False))
+
+
+def new_event_id() -> str:
+    """Names an event that has no natural name, so that it can be emitted again after a lost answer."""
+    return f"cli_{secrets.token_hex(13)}"

@@ -1,0 +1,51 @@
+"""What the client takes from its environment. The only reader of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DATA_DIRECTORY = "HANDMESH_DATA_DIR"
+ADDRESS = "HANDMESH_ADDRESS"
+HARNESS_ADDRESS = "HANDMESH_HARNESS_ADDRESS"
+API_KEY = "HANDMESH_API_KEY"
+CA_FILE = "HANDMESH_CA_FILE"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the mesh is and who the caller is. None means: the mesh on this machine.
+
+    `address` (host:port) is the session service's, or that of a proxy in front of all services; `harness_address` is
+    the harness's where it is another. `ca_file` holds the authority that signed their certificates (PEM).
+    """
+
+    data_directory: Path
+    address: str | None = None
+    harness_address: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None
+
+
+def read(environment: Mapping[str, str] | None = None) -> Settings:
+    """Reads the settings. An empty variable counts as one that is not set."""
+    source = os.environ if environment is None else environment  # noqa: TID251 - the one reader
+    ca_file = source.get(CA_FILE)
+    return Settings(
+        data_directory=data_directory(source),
+        address=source.get(ADDRESS) or None,
+        harness_address=source.get(HARNESS_ADDRESS) or None,
+        api_key=source.get(API_KEY) or None,
+        ca_file=Path(ca_file) if ca_file else None,
+    )
+
+
+def data_directory(environment: Mapping[str, str]) -> Path:
+    """Returns the data directory of the mesh on this machine: HANDMESH_DATA_DIR, else below the user's state folder."""
+    chosen = environment.get(DATA_DIRECTORY)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    state = environment.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "handmesh"

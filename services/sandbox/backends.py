@@ -1,0 +1,62 @@
+"""The hands of this service, found by folder name, made on first use; and which of them has a sandbox."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import replace
+
+from services.kit.errors import Gone
+from services.sandbox import hands
+from services.sandbox.hand import Hand, HandSettings, SandboxInfo
+
+
+def names() -> frozenset[str]:
+    """Names the backends that there are: the folders under `hands/`."""
+    return frozenset(module.name for module in pkgutil.iter_modules(hands.__path__))
+
+
+class Backends:
+    """All hands. A backend's libraries are imported when it is first used, or has sandboxes from before."""
+
+    def __init__(self, settings: HandSettings) -> None:
+        """Gives each backend a folder of its own under the state folder."""
+        self._settings = settings
+        self._hands: dict[str, Hand] = {}
+        self._found: dict[str, tuple[Hand, SandboxInfo]] = {}
+
+    def hand(self, name: str) -> Hand:
+        """Returns a backend's hand, and makes it on first use."""
+        if name not in self._hands:
+            own = replace(self._settings, state_dir=self._settings.state_dir / name)
+            self._hands[name] = importlib.import_module(f"{hands.__name__}.{name}").make(own)
+        return self._hands[name]
+
+    def with_state(self) -> list[Hand]:
+        """Returns the hands that may have sandboxes."""
+        return [self.hand(name) for name in sorted(names()) if (self._settings.state_dir / name).is_dir()]
+
+    def remember(self, hand: Hand, info: SandboxInfo) -> None:
+        """Takes note of a sandbox that was made."""
+        self._found[info.labels.sandbox_id] = (hand, info)
+
+    def forget(self, sandbox_id: str) -> None:
+        """Takes note that a sandbox is gone. Idempotent."""
+        self._found.pop(sandbox_id, None)
+
+    async def find(self, sandbox_id: str) -> tuple[Hand, SandboxInfo]:
+        """Returns a sandbox and its hand. Raises Gone (`SANDBOX_GONE`)."""
+        if sandbox_id not in self._found:
+            for hand in self.with_state():
+                info = await hand.find(sandbox_id)
+                if info is not None:
+                    self.remember(hand, info)
+                    break
+            else:
+                raise Gone("SANDBOX_GONE", "there is no such sandbox (any more)", sandbox_id=sandbox_id)
+        return self._found[sandbox_id]
+
+    async def close(self) -> None:
+        """Closes every hand that was made."""
+        for hand in self._hands.values():
+            await hand.close()

@@ -1,0 +1,122 @@
+"""The rules of the sandbox service: what may run, for how long, under which epoch, and what may be put where. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
+
+from services.kit.errors import Conflict, Invalid
+from services.sandbox.hand import WORKSPACE, File, Order
+from services.sandbox.tools import DEFAULT_COMMAND_SECONDS, TOOLS, Tool, offered
+
+MAX_FILE_BYTES = 1 << 20
+MAX_SESSIONS_FENCED = 10_000
+_MOUNT_PATH = re.compile(re.escape(WORKSPACE) + r"(/[A-Za-z0-9._-]{1,64}){1,8}")
+_VALIDATORS = {tool.name: Draft202012Validator(tool.input_schema) for tool in TOOLS}
+
+
+def order(
+    tools: Sequence[str], name: str, input_json: str, execution_id: str, wanted: float | None, most: float, epoch: int
+) -> Order:
+    """Checks a call against a sandbox's tools and limits, and makes an order of it.
+
+    `wanted` and `most` are seconds. Raises Invalid (`TOOL_UNKNOWN`, `TOOL_INPUT_INVALID`, `ARGUMENT_INVALID`).
+    """
+    tool = next((tool for tool in offered(tools) if tool.name == name), None)
+    if tool is None:
+        known = ", ".join(tool.name for tool in offered(tools))
+        raise Invalid("TOOL_UNKNOWN", f"there is no tool {_shown(name)}; there are: {known}", name=_shown(name))
+    if wanted is not None and wanted <= 0:
+        raise Invalid("ARGUMENT_INVALID", "timeout must be longer than 0 s", field="timeout")
+    given = _parsed(tool, input_json)
+    seconds = min(most, _own_seconds(tool, given), most if wanted is None else wanted)
+    return Order(execution_id, name, given, digest(name, given), seconds, epoch)
+
+
+def _parsed(tool: Tool, input_json: str) -> dict[str, Any]:
+    """Returns the input, which must be a JSON object that the tool's schema takes."""
+    try:
+        given = json.loads(input_json or "{}")
+        json.dumps(given, ensure_ascii=False).encode()
+    except RecursionError:
+        raise _refused(tool, "it is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise _refused(tool, "it has a lone surrogate, which is no character") from None
+    except ValueError:
+        raise _refused(tool, "it is no JSON") from None
+    error = best_match(_VALIDATORS[tool.name].iter_errors(given))
+    if error is not None:
+        where = "/".join(str(part) for part in error.absolute_path)
+        raise _refused(tool, f"{where + ': ' if where else ''}{_shown(error.message)}")
+    if tool.name == "bash" and "command" not in given and not given.get("restart"):
+        raise _refused(tool, "'command' is a required property unless 'restart' is true")
+    if any("\0" in value for key, value in given.items() if key in ("command", "file_path", "path")):
+        raise _refused(tool, "it has a NUL byte where none can be")
+    return dict(given)
+
+
+def _own_seconds(tool: Tool, given: dict[str, Any]) -> float:
+    """Returns how long the tool itself wants to be let run."""
+    if tool.name != "bash":
+        return DEFAULT_COMMAND_SECONDS
+    asked = given.get("timeout_ms")
+    return DEFAULT_COMMAND_SECONDS if asked is None else float(asked) / 1000.0
+
+
+def _refused(tool: Tool, why: str) -> Invalid:
+    return Invalid("TOOL_INPUT_INVALID", f"{tool.name} does not take this input: {why}", name=tool.name)
+
+
+def _shown(text: str) -> str:
+    """Shortens what a stranger wrote, for an error's message."""
+    text = text.encode("utf-8", "replace").decode()
+    return text if len(text) <= 200 else text[:200] + "..."
+
+
+def digest(name: str, given: dict[str, Any]) -> str:
+    """Returns the same for the same tool and input, however the input was spelled as JSON."""
+    return hashlib.sha256(json.dumps([name, given], sort_keys=True).encode()).hexdigest()
+
+
+def check_files(files: Sequence[File]) -> None:
+    """Raises Invalid (`RESOURCE_INVALID`) unless each file has a path of its own under the workspace, and fits."""
+    for file in files:
+        shown = _shown(file.path)
+        if not _MOUNT_PATH.fullmatch(file.path) or any(part in (".", "..") for part in file.path.split("/")):
+            what = f"mount_path must be {WORKSPACE}/ and up to 8 names of A-Z a-z 0-9 . _ -, not {shown!r}"
+            raise Invalid("RESOURCE_INVALID", what, mount_path=shown)
+        if len(file.content) > MAX_FILE_BYTES:
+            what = f"{shown} has {len(file.content)} bytes; the limit is {MAX_FILE_BYTES}"
+            raise Invalid("RESOURCE_INVALID", what, mount_path=shown)
+    paths = sorted(file.path + "/" for file in files)
+    for path, after in itertools.pairwise(paths):
+        if after.startswith(path):
+            raise Invalid("RESOURCE_INVALID", f"two resources want {path[:-1]}", mount_path=path[:-1])
+
+
+class Epochs:
+    """The highest epoch seen of each session, for the sessions seen last. Hands keep their own for good."""
+
+    def __init__(self) -> None:
+        """Starts with none seen."""
+        self._seen: OrderedDict[str, int] = OrderedDict()
+
+    def admit(self, session_id: str, epoch: int) -> None:
+        """Takes note of an epoch. Raises Conflict (`EPOCH_STALE`) for a lower one. 0 is not fenced."""
+        if not session_id or epoch == 0:
+            return
+        highest = self._seen.get(session_id, 0)
+        if epoch < highest:
+            raise Conflict("EPOCH_STALE", "a newer harness owns the session", epoch=highest)
+        self._seen[session_id] = epoch
+        self._seen.move_to_end(session_id)
+        if len(self._seen) > MAX_SESSIONS_FENCED:
+            self._seen.popitem(last=False)

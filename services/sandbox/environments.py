@@ -1,0 +1,195 @@
+"""Environments: recipes by name, from the operator's TOML file and the built-in ones. Pure, but for `load`.
+
+default = "build"                    # what a session gets that names no environment
+
+[environments.build]
+backend = "docker"                   # a folder under hands/
+description = "Python and git"
+image = "handmesh/base:latest"       # docker; `rootfs` and `runtime` likewise
+tools = ["bash", "read"]             # all when not given
+
+[environments.build.env]             # seen by every tool: no secrets
+LANG = "C.UTF-8"
+
+[environments.build.limits]
+memory_mib = 2048                    # also: cpus, processes, disk_mib, open_files, seconds,
+                                     # output_text_kib, output_file_mib, output_total_mib
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.kit.errors import Invalid
+from services.sandbox.hand import Limits, Recipe
+from services.sandbox.tools import NAMES
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class EnvironmentsError(Exception):
+    """The file is wrong. Its text has a line for each problem: file, key, value, what was expected."""
+
+
+@dataclass(frozen=True)
+class Environments:
+    """All recipes by name, and the name of the default one."""
+
+    recipes: Mapping[str, Recipe]
+    default: str
+
+    def recipe(self, name: str) -> Recipe:
+        """Returns a recipe; the default one for an empty name. Raises Invalid (`ENVIRONMENT_UNKNOWN`)."""
+        found = self.recipes.get(name or self.default)
+        if found is None:
+            known = ", ".join(sorted(self.recipes))
+            shown = name[:100].encode("ascii", "replace").decode()
+            raise Invalid(
+                "ENVIRONMENT_UNKNOWN", f"there is no environment {shown!r}; there are: {known}", environment=shown
+            )
+        return found
+
+
+BUILT_IN = Environments(
+    {
+        recipe.name: recipe
+        for recipe in (
+            Recipe("default", "bubblewrap", "An isolated view of this machine's own programs. No network."),
+            Recipe("docker", "docker", "A container with bash, git and Python. No network."),
+            Recipe("process", "process", "This machine itself, without isolation. For tests and for reading."),
+        )
+    },
+    "default",
+)
+
+
+def load(file: Path | None, backends: frozenset[str]) -> Environments:
+    """Reads the operator's file over the built-in environments. Raises EnvironmentsError."""
+    if file is None:
+        return BUILT_IN
+    try:
+        return parse(file.read_text(), str(file), backends)
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvironmentsError(f"{file}: cannot be read ({type(error).__name__})") from None
+
+
+def parse(text: str, file: str, backends: frozenset[str]) -> Environments:
+    """Reads a file's text. `backends` are the names that there are. Raises EnvironmentsError with every problem."""
+    try:
+        top = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise EnvironmentsError(f"{file}: is no TOML: {error}") from None
+    check = _Checker(file)
+    check.known(top, "", ("default", "environments"))
+    recipes = dict(BUILT_IN.recipes)
+    for name, table in check.table(top, "environments").items():
+        key = f"environments.{name}"
+        if not _NAME.fullmatch(name):
+            check.wrong(key, name, "a name of a-z 0-9 _ -, at most 64 characters long")
+        elif not isinstance(table, dict):
+            check.wrong(key, table, "a table")
+        else:
+            recipes[name] = _recipe(check, name, key, table, backends)
+    default = check.text(top, "", "default", BUILT_IN.default)
+    if default not in recipes:
+        check.wrong("default", default, "one of " + ", ".join(sorted(recipes)))
+    if check.problems:
+        raise EnvironmentsError("\n".join(check.problems))
+    return Environments(recipes, default)
+
+
+def _recipe(check: _Checker, name: str, key: str, table: dict[str, Any], backends: frozenset[str]) -> Recipe:
+    texts = ("backend", "description", "image", "rootfs", "runtime")
+    check.known(table, key, (*texts, "tools", "env", "limits"))
+    values = {text: check.text(table, key, text, "") for text in texts}
+    if values["backend"] not in backends:
+        check.wrong(f"{key}.backend", values["backend"], "one of " + ", ".join(sorted(backends)))
+    tools = table.get("tools", [])
+    if not isinstance(tools, list) or any(tool not in NAMES for tool in tools) or len(set(tools)) != len(tools):
+        check.wrong(f"{key}.tools", tools, "a list of " + ", ".join(NAMES))
+        tools = []
+    env = check.table(table, "env", key)
+    for variable, value in env.items():
+        if not _VARIABLE.fullmatch(variable) or not isinstance(value, str) or "\0" in value:
+            check.wrong(f"{key}.env.{variable}", value, "a variable's name and a text")
+    return Recipe(
+        name, **values, tools=tuple(tools), env=env, limits=_limits(check, key, check.table(table, "limits", key))
+    )
+
+
+def _limits(check: _Checker, key: str, table: dict[str, Any]) -> Limits:
+    given: dict[str, Any] = {}
+    check.known(table, f"{key}.limits", tuple(_LIMITS))
+    for name, (field, parse, expected) in _LIMITS.items():
+        if name in table:
+            try:
+                given[field] = parse(table[name])
+            except ValueError:
+                check.wrong(f"{key}.limits.{name}", table[name], expected)
+    return Limits(**given)
+
+
+def _whole(unit: int, least: int = 1) -> Callable[[Any], int]:
+    def parse(value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError
+        return value * unit
+
+    return parse
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0.01 <= value <= 1e6:
+        raise ValueError
+    return float(value)
+
+
+_LIMITS: dict[str, tuple[str, Callable[[Any], int | float], str]] = {
+    "memory_mib": ("memory_bytes", _whole(1 << 20, least=64), "a whole number from 64 up"),
+    "cpus": ("cpus", _number, "a number above 0"),
+    "processes": ("processes", _whole(1, least=8), "a whole number from 8 up"),
+    "disk_mib": ("disk_bytes", _whole(1 << 20), "a whole number from 1 up"),
+    "open_files": ("open_files", _whole(1, least=300), "a whole number from 300 up"),
+    "seconds": ("seconds", _number, "a number above 0"),
+    "output_text_kib": ("output_text_bytes", _whole(1 << 10), "a whole number from 1 up"),
+    "output_file_mib": ("output_file_bytes", _whole(1 << 20), "a whole number from 1 up"),
+    "output_total_mib": ("output_total_bytes", _whole(1 << 20), "a whole number from 1 up"),
+}
+
+
+class _Checker:
+    """Collects what is wrong with a file."""
+
+    def __init__(self, file: str) -> None:
+        self.problems: list[str] = []
+        self._file = file
+
+    def wrong(self, key: str, value: object, expected: str) -> None:
+        self.problems.append(f"{self._file}: {key} is {value!r}, expected {expected}")
+
+    def known(self, table: dict[str, Any], key: str, names: tuple[str, ...]) -> None:
+        for name in table:
+            if name not in names:
+                self.problems.append(
+                    f"{self._file}: {key + '.' if key else ''}{name} is unknown, expected one of {', '.join(names)}"
+                )
+
+    def table(self, table: dict[str, Any], name: str, key: str = "") -> dict[str, Any]:
+        value = table.get(name, {})
+        if isinstance(value, dict):
+            return value
+        self.wrong(f"{key + '.' if key else ''}{name}", value, "a table")
+        return {}
+
+    def text(self, table: dict[str, Any], key: str, name: str, default: str) -> str:
+        value = table.get(name, default)
+        if isinstance(value, str):
+            return value
+        self.wrong(f"{key + '.' if key else ''}{name}", value, "a text")
+        return default

@@ -1,0 +1,220 @@
+"""The `Hand` port: what a backend must be able to do, and what it promises.
+
+A backend is a folder under `hands/` with `make(HandSettings) -> Hand` in its `__init__.py`; nothing else names it.
+Errors are `ServiceError`s. A failing tool is a value, never an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+WORKSPACE = "/workspace"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sandbox may use. Bytes and seconds."""
+
+    memory_bytes: int = 1 << 30
+    cpus: float = 2.0
+    processes: int = 256
+    disk_bytes: int = 1 << 30  # of the workspace
+    open_files: int = 1024
+    seconds: float = 600.0  # of one execution, at most
+    output_text_bytes: int = 100 << 10  # in a result; the middle of what is longer is left out
+    output_file_bytes: int = 64 << 20  # kept of one execution, for followers and for `read`
+    output_total_bytes: int = 1 << 30  # an execution that prints more is killed
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a sandbox, as the operator configured it under a name."""
+
+    name: str
+    backend: str
+    description: str = ""
+    image: str = ""  # of a backend that has images
+    rootfs: str = ""  # a directory for the root view of a backend that has none; empty means the host's /usr
+    runtime: str = ""  # of a backend that has several
+    env: Mapping[str, str] = field(default_factory=dict)
+    tools: tuple[str, ...] = ()  # names; empty means all
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Whose a sandbox is. The hand keeps them with the sandbox and gives them back after any restart."""
+
+    sandbox_id: str
+    environment: str
+    create_time: float  # Unix seconds
+    session_id: str = ""
+    hand: str = ""
+    request_id: str = ""
+    generation: int = 1
+
+
+@dataclass(frozen=True)
+class SandboxInfo:
+    """A sandbox that there is."""
+
+    labels: Labels
+    backend: str
+    tools: tuple[str, ...]  # of its recipe, at the time when it was made
+    seconds: float  # likewise: the most that an execution may take
+    unenforced_limits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to put into a sandbox."""
+
+    path: str  # absolute
+    content: bytes
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Order:
+    """A tool to run, checked. `digest` is the same for the same tool and input."""
+
+    execution_id: str
+    name: str
+    input: Mapping[str, Any]
+    digest: str
+    seconds: float
+    epoch: int = 0
+
+
+class Outcome(Enum):
+    """How an execution ended. The names are those of the contract's `ToolOutcome`."""
+
+    OK = "OK"
+    TOOL_ERROR = "TOOL_ERROR"
+    TIMEOUT = "TIMEOUT"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    INTERRUPTED = "INTERRUPTED"
+    UNKNOWN = "UNKNOWN"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """More output: whole characters, at most 32 KiB of UTF-8. The next chunk starts at `next_offset` bytes."""
+
+    text: str
+    next_offset: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a tool said. Text is never empty; head and tail are kept of one that is too long, and the cut is marked."""
+
+    text: str
+    outcome: Outcome
+    seconds: float = 0.0
+    content_json: str = ""  # an array of content blocks of the model's API, when there is more than text
+    exit_code: int | None = None
+    signal: int | None = None
+    truncated: bool = False
+    spill_path: str = ""  # where the whole output lies in the sandbox, when it was truncated
+
+
+@dataclass(frozen=True)
+class ExecutionInfo:
+    """An execution that a sandbox remembers. `outcome` is None while it runs."""
+
+    execution_id: str
+    name: str
+    start_time: float  # Unix seconds
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True)
+class HandSettings:
+    """What a backend is told when it is made. `state_dir` is its own."""
+
+    state_dir: Path
+    allow_unisolated: bool = False
+    docker_host: str | None = None
+
+
+class Hand(Protocol):
+    """Makes sandboxes and runs tools in them.
+
+    A sandbox and its executions outlive this object and the service: a new Hand over the same state goes on with
+    them. Every method may be called at any time, also side by side. A sandbox that is not there, or has died, is
+    `Gone` (`SANDBOX_GONE`); one that does not answer is `Unavailable` (`BACKEND_UNAVAILABLE`).
+    """
+
+    async def check(self, recipe: Recipe) -> tuple[str, ...]:
+        """Returns the limits that this machine cannot enforce, in words for people; empty when there is none.
+
+        Raises Refused (`ISOLATION_UNAVAILABLE`) or Unavailable (`BACKEND_UNAVAILABLE`), each with what to do, when
+        the recipe cannot be followed here and now. Makes nothing.
+        """
+        ...
+
+    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+        """Makes a sandbox with files in it, and returns when it can execute.
+
+        Idempotent by `labels.request_id` unless that is empty: a second call, also one at the same time, also after a
+        restart, gets the first one's sandbox and its labels. For another environment or session it raises Exists
+        (`REQUEST_ID_REUSED`). What cannot be finished leaves nothing behind. Raises as `check` does, Full (`FULL`),
+        and Invalid (`RESOURCE_INVALID`) for a file that cannot be put.
+        """
+        ...
+
+    async def put(self, sandbox_id: str, files: Sequence[File]) -> None:
+        """Writes files, and makes their directories. Raises Invalid (`RESOURCE_INVALID`)."""
+        ...
+
+    async def start(self, sandbox_id: str, order: Order) -> bool:
+        """Starts an execution, whatever becomes of the caller. False when its id is known: it starts once.
+
+        Raises Exists (`EXECUTION_ID_REUSED`) for a known id with another digest, Conflict (`EPOCH_STALE`) when a
+        higher epoch was seen, Full (`FULL`) when there is no room for another process.
+        """
+        ...
+
+    def follow(self, sandbox_id: str, execution_id: str, offset: int | None = None) -> AsyncIterator[Chunk | Result]:
+        """Yields output from an offset in bytes on, as it is written, then the result. Without offset: the result.
+
+        Any number may follow, also after the end. Who stops following ends nothing. Raises Gone
+        (`EXECUTION_UNKNOWN`).
+        """
+        ...
+
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0) -> None:
+        """Kills an execution with all its processes. One that is not known never starts. Idempotent.
+
+        Raises Conflict (`EPOCH_STALE`).
+        """
+        ...
+
+    async def executions(self, sandbox_id: str) -> tuple[ExecutionInfo, ...]:
+        """Lists the executions that a sandbox remembers, oldest first."""
+        ...
+
+    async def release(self, sandbox_id: str) -> None:
+        """Destroys a sandbox and all that is in it: no process, no file, no container stays. Idempotent."""
+        ...
+
+    async def find(self, sandbox_id: str) -> SandboxInfo | None:
+        """Returns a sandbox that this hand or an earlier one over this state has made, if it was not released."""
+        ...
+
+    async def list(self) -> tuple[SandboxInfo, ...]:
+        """Lists the sandboxes that live, oldest first, also those that an earlier Hand over this state made."""
+        ...
+
+    async def tidy(self) -> None:
+        """Removes what is left of sandboxes that have died or were never finished."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of connections. Sandboxes stay."""
+        ...

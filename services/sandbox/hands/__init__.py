@@ -1,0 +1,1 @@
+"""Backends, one folder each, with `make(HandSettings) -> Hand`. They do not know each other."""

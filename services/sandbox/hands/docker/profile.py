@@ -1,0 +1,99 @@
+"""The strict profile: what a container may see, use and ask of the kernel. Pure, but for reading the list of calls.
+
+The runner is process 1 and root without any capability but those to become the tools' user and to kill; tools are
+another user without any. No network, a read-only root, everything writable in memory and limited in size.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from services.sandbox.hand import WORKSPACE, Recipe
+from services.sandbox.runner_archive import NAME, told
+from services.sandbox.runner_hand import SOCKET
+
+TOOL_UID = 10001
+RECORDS = "/run/handmesh"
+_CLOSED = "/run/handmesh-door"  # the runner's alone, so that no tool reaches what is mounted in it
+_DOOR = f"{_CLOSED}/io"
+_TMP_BYTES = 256 << 20
+_SHM_BYTES = 64 << 20
+_INODES = 200_000
+_OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+_CAPABILITIES = ["KILL", "SETGID", "SETPCAP", "SETUID"]
+# Docker's own list, and what tells of the host: its command line, configuration and symbols.
+_MASKED = [
+    *("/proc/acpi", "/proc/asound", "/proc/cmdline", "/proc/config.gz", "/proc/interrupts", "/proc/kallsyms"),
+    *("/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/sched_debug", "/proc/scsi", "/proc/timer_list"),
+    *("/proc/timer_stats", "/proc/version", "/sys/devices/virtual/powercap", "/sys/firmware", "/sys/kernel"),
+]
+_READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
+
+
+def command(recipe: Recipe) -> list[str]:
+    """Returns the container's process: the runner, from the mounted folder."""
+    config = told(
+        recipe,
+        workspace=WORKSPACE,
+        records=RECORDS,
+        anchor=_DOOR,
+        socket=f"{_DOOR}/{SOCKET}",
+        tool_uid=TOOL_UID,
+        oom_files=_OOM_FILES,
+        rlimits={"fsize": recipe.limits.disk_bytes},
+    )
+    return ["python3", "-I", "-S", "-B", f"{_DOOR}/{NAME}", config]
+
+
+def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
+    """Returns the engine's `HostConfig`, as its API names things."""
+    limits = recipe.limits
+    private = f"uid={TOOL_UID},gid={TOOL_UID}"
+    config: dict[str, Any] = {
+        "NetworkMode": "none",
+        "CapDrop": ["ALL"],
+        "CapAdd": _CAPABILITIES,
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={system_calls()}"],
+        "ReadonlyRootfs": True,
+        "Privileged": False,
+        "Init": False,
+        "CgroupnsMode": "private",
+        "IpcMode": "private",
+        "PidsLimit": limits.processes,
+        "Memory": limits.memory_bytes,
+        "MemorySwap": limits.memory_bytes,
+        "NanoCpus": int(limits.cpus * 1e9),
+        "ShmSize": _SHM_BYTES,
+        "OomScoreAdj": 500,
+        "Tmpfs": {
+            WORKSPACE: f"rw,nosuid,nodev,exec,size={limits.disk_bytes},nr_inodes={_INODES},mode=0700,{private}",
+            "/tmp": f"rw,nosuid,nodev,exec,size={min(_TMP_BYTES, limits.disk_bytes)},nr_inodes={_INODES},mode=1777",
+            RECORDS: f"rw,nosuid,nodev,noexec,size={4 * limits.output_file_bytes},mode=0755",
+            _CLOSED: "rw,nosuid,nodev,noexec,size=4096,mode=0700",
+        },
+        "Binds": [f"{door}:{_DOOR}:rw"],
+        "Ulimits": [
+            {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
+            {"Name": "core", "Soft": 0, "Hard": 0},
+            {"Name": "memlock", "Soft": 0, "Hard": 0},
+            {"Name": "msgqueue", "Soft": 0, "Hard": 0},
+        ],
+        "Dns": ["127.0.0.1"],
+        "LogConfig": {"Type": "none"},
+        "RestartPolicy": {"Name": "no"},
+        "AutoRemove": True,  # a container that has ended is of no use to anybody
+        "MaskedPaths": _MASKED,
+        "ReadonlyPaths": _READ_ONLY,
+    }
+    if recipe.runtime:
+        config["Runtime"] = recipe.runtime
+    return config
+
+
+@functools.cache
+def system_calls() -> str:
+    """Returns the list of allowed system calls as the engine wants it, on one line."""
+    return json.dumps(json.loads(Path(__file__).with_name("seccomp.json").read_text()), separators=(",", ":"))

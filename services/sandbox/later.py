@@ -1,0 +1,36 @@
+"""Methods of the contract that this service does not have yet: each answers UNIMPLEMENTED."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from handmesh.sandbox.v1 import sandbox_pb2 as pb
+from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceServicer
+from services.kit.errors import Unimplemented
+from services.kit.guard import Context
+
+
+def _later(method: str) -> Unimplemented:
+    return Unimplemented("UNIMPLEMENTED", f"{method} is not built yet")
+
+
+class Later(SandboxServiceServicer):
+    """Answers for what later issues build."""
+
+    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
+        raise _later("ListFiles")
+
+    def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.ReadFileResponse]:
+        raise _later("ReadFile")
+
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
+        raise _later("Checkpoint")
+
+    async def Transfer(self, request: pb.TransferRequest, context: Context) -> pb.TransferResponse:
+        raise _later("Transfer")
+
+    def ConnectHand(self, request: pb.ConnectHandRequest, context: Context) -> AsyncIterator[pb.ConnectHandResponse]:
+        raise _later("ConnectHand")
+
+    async def ReportExecution(self, request: pb.ReportExecutionRequest, context: Context) -> pb.ReportExecutionResponse:
+        raise _later("ReportExecution")

@@ -1,0 +1,104 @@
+"""What a hand keeps of its sandboxes on the disk, so that a service that starts again finds them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from services.sandbox.hand import Labels, SandboxInfo
+
+_FILE = "sandbox.json"
+
+Facts = Mapping[str, str | int]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A sandbox as it was made. `facts` are what its backend needs to find it again; `ready` when it was finished."""
+
+    info: SandboxInfo
+    folder: Path
+    ready: bool = False
+    facts: Facts = field(default_factory=dict)
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox's id."""
+        return self.info.labels.sandbox_id
+
+    @property
+    def door(self) -> Path:
+        """The folder that the service and the sandbox share; the runner's socket is in it."""
+        return self.folder / "door"
+
+
+class Records:
+    """A folder with a folder for each sandbox. One service process owns it."""
+
+    def __init__(self, root: Path) -> None:
+        """Keeps records under a folder, which is made when the first is."""
+        self._root = root
+
+    def create(self, info: SandboxInfo) -> Record:
+        """Makes the folders of a new sandbox, private to the service's user, and its first record."""
+        record = Record(info, self._root / info.labels.sandbox_id)
+        for folder in (self._root, record.folder, record.door):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=folder == self._root)
+        return self.save(record)
+
+    def save(self, record: Record) -> Record:
+        """Writes a record. A crash leaves the old one or the new one."""
+        kept = {"info": asdict(record.info), "ready": record.ready, "facts": dict(record.facts)}
+        new = record.folder / (_FILE + ".new")
+        with new.open("w") as file:
+            json.dump(kept, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(record.folder / _FILE)
+        return record
+
+    def get(self, sandbox_id: str) -> Record | None:
+        """Reads a record, if there is one."""
+        folder = self._root / sandbox_id
+        try:
+            kept = json.loads((folder / _FILE).read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        info = kept["info"]
+        labels = Labels(**info.pop("labels"))
+        tools, limits = tuple(info.pop("tools")), tuple(info.pop("unenforced_limits"))
+        return Record(
+            SandboxInfo(labels, tools=tools, unenforced_limits=limits, **info), folder, kept["ready"], kept["facts"]
+        )
+
+    def all(self) -> list[Record]:
+        """Reads all records, oldest first."""
+        if not self._root.is_dir():
+            return []
+        found = [self.get(folder.name) for folder in self._root.iterdir()]
+        return sorted(
+            (record for record in found if record), key=lambda it: (it.info.labels.create_time, it.sandbox_id)
+        )
+
+    def by_request(self, request_id: str) -> Record | None:
+        """Finds the sandbox that a request made."""
+        return next((record for record in self.all() if record.info.labels.request_id == request_id), None)
+
+    def unfinished(self) -> list[Path]:
+        """Lists folders without a record: of a sandbox whose making was cut off at its very start."""
+        return [it for it in self._root.iterdir() if not (it / _FILE).exists()] if self._root.is_dir() else []
+
+    def remove(self, folder: Path) -> None:
+        """Removes a sandbox's folder. Idempotent."""
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+
+
+def finished(record: Record, unenforced: tuple[str, ...]) -> Record:
+    """Returns the record of a sandbox that can execute now."""
+    return replace(record, ready=True, info=replace(record.info, unenforced_limits=unenforced))

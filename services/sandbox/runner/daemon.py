@@ -1,0 +1,210 @@
+"""The runner's loop: callers, children, pipes and deadlines in one thread, none of which may stop it."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from .children import Children
+from .config import PROTOCOL, Config
+from .connection import Connection
+from .execution import Execution, Order
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_CONNECTIONS = 512
+MAX_RECORDS = 10_000
+_MAX_ID_LENGTH = 128
+_ANCHOR_SECONDS = 5.0
+
+
+class Daemon:
+    """Holds the executions of one sandbox, and answers for them."""
+
+    def __init__(self, config: Config, listener: socket.socket) -> None:
+        """Takes over a listening socket."""
+        self._config = config
+        self._executions: dict[str, Execution] = {}
+        self._connections: list[Connection] = []
+        self._selector = selectors.DefaultSelector()
+        self._children = Children(config, self._selector, self._tell)
+        self._count = 0
+        self._epoch = 0
+        self._give_up = time.monotonic() + config.claim_seconds
+        self._next_look = 0.0
+        self._claimed = False
+        self._ending = False
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, lambda _: self._accept(listener))
+        self._listen_to_signals()
+
+    def _listen_to_signals(self) -> None:
+        waking, wake = os.pipe()
+        for descriptor in (waking, wake):
+            os.set_blocking(descriptor, False)
+        self._selector.register(waking, selectors.EVENT_READ, lambda _: os.read(waking, 4096))
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if os.getpid() != 1:  # as process 1 it ignores what tools send, and ends by SIGKILL from outside only
+            signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_ending", True))
+
+    def run(self) -> None:
+        """Serves until it is told to end, nobody claims it, or its anchor is gone."""
+        while not self._ending and (self._claimed or time.monotonic() < self._give_up) and self._anchored():
+            try:
+                self._children.turn()
+                for key, events in self._selector.select(self._patience()):
+                    key.data(events)
+            except Exception:  # the top: whatever one caller or tool brings about, the others go on
+                import traceback
+
+                traceback.print_exc()
+        self._children.end()
+
+    def _patience(self) -> float | None:
+        patience = self._children.patience()
+        if not self._claimed:
+            patience = min(patience, max(0.0, self._give_up - time.monotonic()))
+        if self._config.anchor is not None:
+            patience = min(patience, max(0.0, self._next_look - time.monotonic()))
+        return None if patience == float("inf") else patience
+
+    def _anchored(self) -> bool:
+        """Looks now and then whether the anchor is still there. A mounted folder that was removed has no links."""
+        if self._config.anchor is None or time.monotonic() < self._next_look:
+            return True
+        self._next_look = time.monotonic() + _ANCHOR_SECONDS
+        try:
+            return os.stat(self._config.anchor).st_nlink > 0
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # it cannot be told now
+
+    def _tell(self, run: Execution) -> None:
+        for connection in list(self._connections):
+            if connection.following is run:
+                connection.pump()
+
+    def _accept(self, listener: socket.socket) -> None:
+        self._claimed = True
+        try:
+            caller, _ = listener.accept()
+        except OSError:
+            return  # the caller is gone, or descriptors are short for a moment
+        if len(self._connections) >= MAX_CONNECTIONS:
+            caller.close()
+            return
+        self._connections.append(Connection(caller, self._selector, self._answer, self._connections.remove))
+
+    def _answer(self, connection: Connection, request: dict[str, Any]) -> None:
+        operations: dict[str, Callable[[Connection, dict[str, Any]], None]] = {
+            "ping": self._ping,
+            "start": self._start,
+            "follow": self._follow,
+            "cancel": self._cancel,
+            "list": self._list,
+        }
+        operation = operations.get(request.get("op", ""))
+        if operation is None:
+            raise Problem("ARGUMENT_INVALID", "no such operation")
+        operation(connection, request)
+
+    def _ping(self, connection: Connection, _: dict[str, Any]) -> None:
+        running = sum(not run.outcome for run in self._executions.values())
+        connection.say({"runner": PROTOCOL, "epoch": self._epoch, "running": running})
+
+    def _fence(self, epoch: int) -> None:
+        """Refuses who is older than the newest that was seen. 0 is not fenced."""
+        if 0 < epoch < self._epoch:
+            raise Problem("EPOCH_STALE", "a newer harness owns the session", epoch=self._epoch)
+        self._epoch = max(self._epoch, epoch)
+
+    def _start(self, connection: Connection, request: dict[str, Any]) -> None:
+        self._fence(int(request["epoch"]))
+        order = Order(
+            id=_checked_id(request),
+            name=str(request["name"]),
+            input=dict(request["input"]),
+            digest=str(request["digest"]),
+            timeout=float(request["timeout_ms"]) / 1000.0,
+        )
+        known = self._executions.get(order.id)
+        if known is None:
+            run = self._new(order)
+            self._children.start(run)
+            self._executions[order.id] = run
+        elif known.order.digest not in ("", order.digest):  # empty: cancelled before it was known
+            raise Problem("EXECUTION_ID_REUSED", "the id was used for another tool or input")
+        connection.say({"started": known is None})
+
+    def _new(self, order: Order) -> Execution:
+        """Makes an execution; forgets the oldest records and outputs when there are too many."""
+        for run in list(self._executions.values())[: max(0, len(self._executions) - MAX_RECORDS + 1)]:
+            if run.outcome:
+                run.forget()
+                del self._executions[run.order.id]
+        excess = sum(run.stored for run in self._executions.values()) - self._config.records_bytes
+        for run in self._executions.values():
+            if excess > 0 and run.stored:
+                excess -= run.stored
+                run.forget_output()
+        self._count += 1
+        return Execution(order, self._count, self._config)
+
+    def _follow(self, connection: Connection, request: dict[str, Any]) -> None:
+        run = self._executions.get(str(request["id"]))
+        if run is None:
+            raise Problem("EXECUTION_UNKNOWN", "no such execution")
+        offset = request["offset"]
+        connection.follow(run, None if offset is None else max(0, int(offset)))
+
+    def _cancel(self, connection: Connection, request: dict[str, Any]) -> None:
+        self._fence(int(request["epoch"]))
+        id = _checked_id(request)
+        run = self._executions.get(id)
+        if run is None:
+            never = self._new(Order(id, "", {}, "", 0.0))
+            never.settle("INTERRUPTED", "interrupted before it started")
+            self._executions[id] = never
+        else:
+            run.stop("INTERRUPTED")
+        connection.say({"known": run is not None})
+
+    def _list(self, connection: Connection, _: dict[str, Any]) -> None:
+        known = [
+            {"id": run.order.id, "name": run.order.name, "outcome": run.outcome, "started_at": run.started_at}
+            for run in self._executions.values()
+        ]
+        connection.say({"executions": known})
+
+
+def _checked_id(request: dict[str, Any]) -> str:
+    id = str(request["id"])
+    if not 0 < len(id) <= _MAX_ID_LENGTH:
+        raise Problem("ID_INVALID", f"an execution id has 1 to {_MAX_ID_LENGTH} characters")
+    return id
+
+
+def main() -> None:
+    """Runs a runner by the JSON in the first argument."""
+    config = Config.parse(sys.argv[1])
+    if config.socket_fd is not None:
+        listener = socket.socket(fileno=config.socket_fd)
+        listener.set_inheritable(False)
+    else:
+        assert config.socket is not None
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(config.socket)
+        os.chmod(config.socket, 0o777)  # the directory decides who reaches it
+        listener.listen(128)
+    os.makedirs(config.records, exist_ok=True)
+    Daemon(config, listener).run()

@@ -1,0 +1,290 @@
+"""A hand over places where a runner runs. What differs between backends is only the place: see `Place`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any, Protocol
+
+from services.kit.errors import Exists, Gone, Invalid, Unavailable
+from services.kit.ids import mint
+from services.kit.logs import Log
+from services.sandbox.hand import (
+    WORKSPACE,
+    Chunk,
+    ExecutionInfo,
+    File,
+    Labels,
+    Order,
+    Outcome,
+    Recipe,
+    Result,
+    SandboxInfo,
+)
+from services.sandbox.records import Facts, Record, Records, finished
+from services.sandbox.runner_client import Unreachable, ask, lines
+from services.sandbox.tools import NAMES
+
+SOCKET = "runner.sock"
+START_SECONDS = 60.0  # from a place that was made to a runner that answers
+PUT_SECONDS = 30.0
+LATE_SECONDS = 30.0  # past an execution's limit, after which its runner is taken to be stuck
+_POLL_SECONDS = 0.005
+_DEATH_LOOKS, _DEATH_SECONDS = 20, 0.05
+_log = Log("services.sandbox.runner_hand")
+
+
+class Place(Protocol):
+    """Where a runner runs: what a backend has to supply. It keeps no state but what `boot` returns."""
+
+    name: str
+
+    async def check(self, recipe: Recipe) -> tuple[str, ...]:
+        """See `Hand.check`."""
+        ...
+
+    async def boot(self, record: Record, recipe: Recipe) -> Facts:
+        """Starts a runner that listens on `record.door / SOCKET` and outlives the service; returns how to find it.
+
+        A runner whose record is never finished ends itself (`Config.claim_seconds`).
+        """
+        ...
+
+    async def lives(self, record: Record) -> bool:
+        """Tells whether the sandbox still runs."""
+        ...
+
+    async def destroy(self, record: Record) -> None:
+        """Ends all that `boot` has started or made outside the record's folder. Idempotent, also half-way."""
+        ...
+
+    async def complaint(self, record: Record) -> str:
+        """Returns a line for the operator on why a sandbox did not start. Empty when nothing is known."""
+        ...
+
+    async def tidy(self, known: Sequence[Record]) -> None:
+        """Destroys what it started for sandboxes that have no record any more."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of connections."""
+        ...
+
+
+class RunnerHand:
+    """A `Hand` (see there) over a place and the folder of its records."""
+
+    def __init__(self, place: Place, records: Records) -> None:
+        """Goes on with the sandboxes that the records tell of."""
+        self._place = place
+        self._records = records
+        self._known: dict[str, Record] = {}  # finished ones, to save reading the disk at each call
+        self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
+        self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
+
+    async def check(self, recipe: Recipe) -> tuple[str, ...]:
+        """See `Hand.check`."""
+        return await self._place.check(recipe)
+
+    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+        """See `Hand.provision`."""
+        if not labels.request_id:
+            return await self._make(recipe, labels, files)
+        making = self._making.get(labels.request_id)
+        if making is None:
+            making = asyncio.create_task(self._find_or_make(recipe, labels, files))
+            self._making[labels.request_id] = making
+            making.add_done_callback(lambda _: self._making.pop(labels.request_id, None))
+        info = await asyncio.shield(making)  # a caller that goes away leaves the others their sandbox
+        if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
+            raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
+        return info
+
+    async def _find_or_make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
+        found = self._records.by_request(labels.request_id)
+        if found is not None and found.ready:
+            return found.info
+        if found is not None:  # the service died while it made it, so nobody was told of it
+            await self._remove(found)
+        return await self._make(recipe, labels, files)
+
+    async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
+        unenforced = await self._place.check(recipe)
+        info = SandboxInfo(labels, self._place.name, recipe.tools or NAMES, recipe.limits.seconds)
+        record = self._records.create(info)
+        self._unfinished.add(record.sandbox_id)
+        try:
+            record = self._records.save(replace(record, facts=await self._place.boot(record, recipe)))
+            await self._answering(record)
+            await self._put(record, files)
+            record = self._records.save(finished(record, unenforced))
+        except BaseException:
+            await asyncio.shield(self._remove(record))
+            raise
+        finally:
+            self._unfinished.discard(record.sandbox_id)
+        self._known[record.sandbox_id] = record
+        _log.info("sandbox made", sandbox_id=record.sandbox_id, backend=self._place.name, session_id=labels.session_id)
+        return record.info
+
+    async def _answering(self, record: Record) -> None:
+        """Waits until the runner answers."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + START_SECONDS
+        while True:
+            with contextlib.suppress(Unreachable):
+                await ask(record.door / SOCKET, {"op": "ping"}, until - loop.time())
+                return
+            if loop.time() > until or not await self._place.lives(record):
+                why = await self._place.complaint(record)
+                _log.error("sandbox did not start", sandbox_id=record.sandbox_id, backend=self._place.name, why=why)
+                raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def put(self, sandbox_id: str, files: Sequence[File]) -> None:
+        """See `Hand.put`."""
+        await self._put(await self._record(sandbox_id), files)
+
+    async def _put(self, record: Record, files: Sequence[File]) -> None:
+        for file in files:
+            path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
+            given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
+            order = Order(mint("put"), "_put", given, "", PUT_SECONDS)
+            await self._start(record, order)
+            async for said in self._follow(record, order.execution_id, None):
+                if isinstance(said, Result) and said.outcome is not Outcome.OK:
+                    raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {said.text}", mount_path=file.path)
+
+    async def start(self, sandbox_id: str, order: Order) -> bool:
+        """See `Hand.start`."""
+        return await self._start(await self._record(sandbox_id), order)
+
+    async def _start(self, record: Record, order: Order) -> bool:
+        request = {
+            "op": "start",
+            "id": order.execution_id,
+            "name": order.name,
+            "input": dict(order.input),
+            "digest": order.digest,
+            "timeout_ms": order.seconds * 1000.0,
+            "epoch": order.epoch,
+        }
+        return bool((await self._ask(record, request)).get("started"))
+
+    async def follow(
+        self, sandbox_id: str, execution_id: str, offset: int | None = None
+    ) -> AsyncIterator[Chunk | Result]:
+        """See `Hand.follow`."""
+        async for said in self._follow(await self._record(sandbox_id), execution_id, offset):
+            yield said
+
+    async def _follow(self, record: Record, execution_id: str, offset: int | None) -> AsyncIterator[Chunk | Result]:
+        request = {"op": "follow", "id": execution_id, "offset": offset}
+        most = record.info.seconds + LATE_SECONDS
+        try:
+            async with contextlib.aclosing(lines(record.door / SOCKET, request, most)) as answers:
+                async for answer in answers:
+                    if "result" in answer:
+                        yield _result(answer["result"])
+                        return
+                    yield Chunk(str(answer["chunk"]), int(answer["next"]))
+        except (Unreachable, KeyError, TypeError, ValueError):
+            raise await self._lost(record) from None
+        raise await self._lost(record)
+
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0) -> None:
+        """See `Hand.cancel`."""
+        record = await self._record(sandbox_id)
+        await self._ask(record, {"op": "cancel", "id": execution_id, "epoch": epoch})
+
+    async def executions(self, sandbox_id: str) -> tuple[ExecutionInfo, ...]:
+        """See `Hand.executions`."""
+        answer = await self._ask(await self._record(sandbox_id), {"op": "list"})
+        return tuple(
+            ExecutionInfo(
+                execution_id=str(row["id"]),
+                name=str(row["name"]),
+                start_time=float(row["started_at"]),
+                outcome=Outcome(row["outcome"]) if row["outcome"] else None,
+            )
+            for row in answer["executions"]
+            if row["name"] != "_put"
+        )
+
+    async def release(self, sandbox_id: str) -> None:
+        """See `Hand.release`."""
+        record = self._records.get(sandbox_id)
+        if record is not None:
+            await self._remove(record)
+            _log.info("sandbox released", sandbox_id=sandbox_id, backend=self._place.name)
+
+    async def find(self, sandbox_id: str) -> SandboxInfo | None:
+        """See `Hand.find`."""
+        record = self._records.get(sandbox_id)
+        return record.info if record is not None and record.ready else None
+
+    async def list(self) -> tuple[SandboxInfo, ...]:
+        """See `Hand.list`."""
+        return tuple([it.info for it in self._records.all() if it.ready and await self._place.lives(it)])
+
+    async def tidy(self) -> None:
+        """See `Hand.tidy`."""
+        for record in self._records.all():
+            if record.sandbox_id not in self._unfinished and not (record.ready and await self._place.lives(record)):
+                await self._remove(record)
+        await self._place.tidy(self._records.all())
+
+    async def close(self) -> None:
+        """See `Hand.close`."""
+        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        await self._place.close()
+
+    async def _remove(self, record: Record) -> None:
+        self._known.pop(record.sandbox_id, None)
+        await self._place.destroy(record)
+        await asyncio.to_thread(self._records.remove, record.folder)
+
+    async def _record(self, sandbox_id: str) -> Record:
+        record = self._known.get(sandbox_id)
+        if record is None:
+            record = self._records.get(sandbox_id)
+            if record is None or not record.ready:
+                raise _gone(sandbox_id)
+            self._known[sandbox_id] = record
+        return record
+
+    async def _ask(self, record: Record, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return await ask(record.door / SOCKET, request)
+        except Unreachable:
+            raise await self._lost(record) from None
+
+    async def _lost(self, record: Record) -> Gone | Unavailable:
+        """Returns what to raise when a runner has not answered. One that has just died may still look alive."""
+        for _ in range(_DEATH_LOOKS):
+            if not await self._place.lives(record):
+                self._known.pop(record.sandbox_id, None)
+                return _gone(record.sandbox_id)
+            await asyncio.sleep(_DEATH_SECONDS)
+        return Unavailable("BACKEND_UNAVAILABLE", "the sandbox does not answer", backend=self._place.name)
+
+
+def _gone(sandbox_id: str) -> Gone:
+    return Gone("SANDBOX_GONE", "the sandbox is not there any more; provision another", sandbox_id=sandbox_id)
+
+
+def _result(said: Mapping[str, Any]) -> Result:
+    return Result(
+        text=str(said["text"]),
+        outcome=Outcome(said["outcome"]),
+        seconds=float(said["seconds"]),
+        content_json=str(said.get("content", "")),
+        exit_code=said.get("exit_code"),
+        signal=said.get("signal"),
+        truncated=bool(said.get("truncated", False)),
+        spill_path=str(said.get("spill_path", "")),
+    )

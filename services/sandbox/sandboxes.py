@@ -1,0 +1,178 @@
+"""What the service does: makes sandboxes by recipe, runs tools in them, keeps the old harness out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from services.kit.errors import Gone, Invalid, ServiceError
+from services.kit.ids import mint
+from services.kit.logs import Log
+from services.sandbox import core
+from services.sandbox.backends import Backends
+from services.sandbox.environments import Environments
+from services.sandbox.hand import Chunk, ExecutionInfo, File, Hand, Labels, Recipe, Result, SandboxInfo
+from services.sandbox.tools import Tool, offered
+
+_log = Log("services.sandbox.sandboxes")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a tool as it came in. Without an `execution_id` the caller owns the execution."""
+
+    sandbox_id: str
+    name: str
+    input_json: str
+    execution_id: str = ""
+    seconds: float | None = None
+    epoch: int = 0
+    attach_only: bool = False
+
+
+@dataclass(frozen=True)
+class Availability:
+    """An environment, and why it cannot be followed here and now; empty when it can."""
+
+    recipe: Recipe
+    problem: str
+
+
+class Sandboxes:
+    """The sandboxes of all backends."""
+
+    def __init__(self, backends: Backends, environments: Environments) -> None:
+        """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
+        self._backends = backends
+        self._environments = environments
+        self._epochs = core.Epochs()
+        self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
+
+    async def provision(
+        self, environment: str, session_id: str, hand: str, request_id: str, epoch: int, files: Sequence[File]
+    ) -> SandboxInfo:
+        """Makes a sandbox. Raises as `Hand.provision` does, and `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`."""
+        recipe = self._environments.recipe(environment)
+        core.check_files(files)
+        self._epochs.admit(session_id, epoch)
+        backend = self._backends.hand(recipe.backend)
+        labels = Labels(mint("sbx"), recipe.name, time.time(), session_id, hand, request_id)
+        info = await backend.provision(recipe, labels, files)
+        self._backends.remember(backend, info)
+        return info
+
+    async def execute(self, call: Call) -> Result:
+        """Runs a tool, or waits for one that runs already, and returns what it said."""
+        hand, info = await self._backends.find(call.sandbox_id)
+        self._epochs.admit(info.labels.session_id, call.epoch)
+        if call.attach_only:
+            if not call.execution_id:
+                raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
+            return await self._result(hand, call.sandbox_id, call.execution_id)
+        id = call.execution_id or mint("exec")
+        order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
+        began = time.monotonic()
+        try:
+            await hand.start(call.sandbox_id, order)
+            result = await self._result(hand, call.sandbox_id, id)
+        except asyncio.CancelledError:
+            if not call.execution_id:
+                self._kill(hand, call.sandbox_id, id)
+            raise
+        except Gone:
+            self._backends.forget(call.sandbox_id)
+            raise
+        _log.info(
+            "tool finished",
+            sandbox_id=call.sandbox_id,
+            execution_id=id,
+            tool=call.name,
+            outcome=result.outcome.name,
+            seconds=round(time.monotonic() - began, 6),
+        )
+        return result
+
+    async def _result(self, hand: Hand, sandbox_id: str, execution_id: str) -> Result:
+        async for said in hand.follow(sandbox_id, execution_id):
+            if isinstance(said, Result):
+                return said
+        raise Gone("EXECUTION_UNKNOWN", "the execution has no result", execution_id=execution_id)
+
+    def _kill(self, hand: Hand, sandbox_id: str, execution_id: str) -> None:
+        """Cancels an execution whose owner is gone, apart from the owner's own task, which ends now."""
+
+        async def cancel() -> None:
+            try:
+                await hand.cancel(sandbox_id, execution_id)
+            except ServiceError as error:
+                _log.warning("execution not cancelled", sandbox_id=sandbox_id, reason=error.reason)
+
+        task = asyncio.create_task(cancel())
+        self._killing.add(task)
+        task.add_done_callback(self._killing.discard)
+
+    async def watch(self, sandbox_id: str, execution_id: str, offset: int) -> AsyncIterator[Chunk | Result]:
+        """Yields an execution's output from an offset on, then its result."""
+        hand, _ = await self._backends.find(sandbox_id)
+        async for said in hand.follow(sandbox_id, execution_id, max(0, offset)):
+            yield said
+
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+        """Kills an execution; one that is not known never starts."""
+        hand, info = await self._backends.find(sandbox_id)
+        self._epochs.admit(info.labels.session_id, epoch)
+        await hand.cancel(sandbox_id, execution_id, epoch)
+
+    async def executions(self, sandbox_id: str) -> tuple[ExecutionInfo, ...]:
+        """Lists the executions that a sandbox remembers."""
+        hand, _ = await self._backends.find(sandbox_id)
+        return await hand.executions(sandbox_id)
+
+    async def put(self, sandbox_id: str, files: Sequence[File], epoch: int) -> None:
+        """Puts files into a sandbox."""
+        core.check_files(files)
+        hand, info = await self._backends.find(sandbox_id)
+        self._epochs.admit(info.labels.session_id, epoch)
+        await hand.put(sandbox_id, files)
+
+    async def release(self, sandbox_id: str) -> None:
+        """Destroys a sandbox. Idempotent."""
+        self._backends.forget(sandbox_id)
+        for hand in self._backends.with_state():
+            await hand.release(sandbox_id)
+
+    async def tools_of(self, sandbox_id: str) -> tuple[Tool, ...]:
+        """Lists a sandbox's tools."""
+        _, info = await self._backends.find(sandbox_id)
+        return offered(info.tools)
+
+    def tools_by_environment(self, environment: str) -> tuple[Tool, ...]:
+        """Lists the tools that an environment's sandboxes will have."""
+        return offered(self._environments.recipe(environment).tools)
+
+    async def living(self, session_id: str) -> list[SandboxInfo]:
+        """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
+        found = [info for hand in self._backends.with_state() for info in await hand.list()]
+        kept = [info for info in found if session_id in ("", info.labels.session_id)]
+        return sorted(kept, key=lambda info: (info.labels.create_time, info.labels.sandbox_id))
+
+    async def environments(self) -> list[Availability]:
+        """Lists the environments by name, and tries whether each can be followed here and now."""
+        return [await self._try(recipe) for _, recipe in sorted(self._environments.recipes.items())]
+
+    async def _try(self, recipe: Recipe) -> Availability:
+        try:
+            await self._backends.hand(recipe.backend).check(recipe)
+        except ServiceError as error:
+            return Availability(recipe, error.message)
+        return Availability(recipe, "")
+
+    async def tidy(self) -> None:
+        """Removes what is left of sandboxes that have died or were never finished."""
+        for hand in self._backends.with_state():
+            try:
+                await hand.tidy()
+            except ServiceError as error:
+                _log.warning("not tidied", reason=error.reason, message=error.message)

@@ -1,0 +1,29 @@
+"""What the sandbox service is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.kit.settings import REQUIRED, Mesh, existing, flag, path, setting, url
+
+
+@dataclass(frozen=True)
+class Settings(Mesh):
+    """Settings of the sandbox service."""
+
+    state_dir: Path = setting(
+        "HANDMESH_STATE_DIR",
+        path,
+        REQUIRED,
+        "Folder for what the hands keep; one service owns it. A Docker Engine must see it under the same path.",
+    )
+    environments_file: Path | None = setting(
+        "HANDMESH_ENVIRONMENTS_FILE", existing, None, "TOML file of environments, beside the built-in ones."
+    )
+    allow_unisolated: bool = setting(
+        "HANDMESH_ALLOW_UNISOLATED", flag, False, "1 lets the process backend run tools without any isolation."
+    )
+    docker_host: str | None = setting(
+        "DOCKER_HOST", url, None, "Where the Docker Engine is; its usual socket if not set."
+    )

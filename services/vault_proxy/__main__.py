@@ -1,0 +1,31 @@
+"""Starts the service: `python -m services.vault_proxy`."""
+
+from __future__ import annotations
+
+import importlib
+import resource
+import sys
+
+from services.kit import serving
+from services.vault_proxy.assembly import running
+from services.vault_proxy.settings import Settings
+
+ON_FIRST_USE = (
+    "services.vault_proxy.mcp.connection",
+    "services.vault_proxy.stores.hashicorp.login",
+    "services.vault_proxy.stores.memory",
+)
+
+
+async def run(settings: Settings) -> None:
+    """Serves until SIGTERM or SIGINT."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # secrets are in the memory: no dump of it on any disk
+    async with running(settings):
+        await serving.until_signal()
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        for module in ON_FIRST_USE:
+            importlib.import_module(module)
+    serving.main("vault_proxy", Settings, run)

@@ -1,0 +1,110 @@
+"""Each use of a credential, told to the session as a `CredentialUsed` event: behind the answer, never before it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+
+from handmesh.session.v1 import event_pb2, session_pb2
+from services.kit import channels, ids
+from services.kit.errors import Unavailable
+from services.kit.logs import Log
+from services.vault_proxy.vaults import Credential
+
+if TYPE_CHECKING:
+    from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
+
+MOST_WAITING = 10_000  # uses; past that the oldest is dropped, and the log says so
+EMIT_SECONDS = 5.0
+RETRY_SECONDS = 0.5
+FLUSH_SECONDS = 3.0
+
+_log = Log("services.vault_proxy.audit")
+
+
+@dataclass(frozen=True)
+class Used:
+    """One use. `result` is `ok` or an ErrorReason by name; `event_id` makes telling it idempotent."""
+
+    session_id: str
+    event_id: str
+    credential_id: str
+    vault_id: str
+    server: str
+    execution_id: str
+    result: str
+
+
+class Audit:
+    """Tells uses in the order in which they came."""
+
+    def __init__(self, stub: SessionServiceAsyncStub) -> None:
+        self._stub = stub
+        self._waiting: deque[Used] = deque()
+        self._some = asyncio.Event()
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def used(self, session_id: str, server: str, execution_id: str, credential: Credential, result: str) -> None:
+        """Takes note of a use, at once. `execution_id` is the call's, or empty when tools were looked up."""
+        if len(self._waiting) >= MOST_WAITING:
+            dropped = self._waiting.popleft()
+            _log.error("a credential's use was dropped", session_id=dropped.session_id, event_id=dropped.event_id)
+        self._waiting.append(
+            Used(
+                session_id=session_id,
+                event_id=f"credential-{execution_id or ids.mint('tools')}"[:128],
+                credential_id=credential.credential_id,
+                vault_id=credential.vault_id,
+                server=server,
+                execution_id=execution_id,
+                result=result,
+            )
+        )
+        self._none.clear()
+        self._some.set()
+
+    async def tell(self) -> None:
+        """Tells what comes, for ever. What the session service refuses is dropped, and the log says so."""
+        while True:
+            await self._some.wait()
+            while self._waiting:
+                use = self._waiting[0]
+                try:
+                    await self._emit(use)
+                except grpc.aio.AioRpcError as error:
+                    problem = channels.raised(error)
+                    if isinstance(problem, Unavailable):
+                        await asyncio.sleep(RETRY_SECONDS)
+                        continue
+                    _log.warning("a credential's use was refused", event_id=use.event_id, reason=problem.reason)
+                if self._waiting and self._waiting[0] is use:
+                    self._waiting.popleft()
+            self._some.clear()
+            self._none.set()
+
+    async def _emit(self, use: Used) -> None:
+        event = event_pb2.Event(
+            event_id=use.event_id,
+            ignorable=True,
+            credential_used=event_pb2.CredentialUsed(
+                credential_id=use.credential_id,
+                vault_id=use.vault_id,
+                server=use.server,
+                execution_id=use.execution_id,
+                result=use.result,
+            ),
+        )
+        request = session_pb2.EmitEventRequest(session_id=use.session_id, event=event)
+        await self._stub.EmitEvent(request, timeout=EMIT_SECONDS)
+
+    async def flush(self) -> None:
+        """Waits until all is told, for a few seconds at most."""
+        try:
+            await asyncio.wait_for(self._none.wait(), FLUSH_SECONDS)
+        except TimeoutError:
+            _log.error("credential uses were not told", count=len(self._waiting))

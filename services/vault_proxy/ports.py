@@ -1,0 +1,52 @@
+"""What vault_proxy needs of a place that keeps secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.vault_proxy.secret import Secret
+
+Fields = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What lies at a path. `version` counts its writes, from 1."""
+
+    fields: Secret[Fields]
+    version: int
+
+
+class CredentialStore(Protocol):
+    """Documents in folders. A path is lower-case words joined by `/`; the callers see to that.
+
+    Promises, for every method: a store that is down or sealed, or does not let this service in, raises Unavailable
+    (`VAULT_UNAVAILABLE`) within 2 seconds, and works again by itself once it is back; no error and no log line holds a
+    field's value; nothing is kept between two calls but the store's own login; calls may be made at once.
+    """
+
+    async def read(self, path: str) -> Document | None:
+        """Returns the newest version, or None where there is none. Reads what was written last, by anyone."""
+        ...
+
+    async def write(self, path: str, fields: Fields, expected_version: int) -> int:
+        """Replaces the document if its version is the expected one, 0 meaning that there is none. Returns the new one.
+
+        Of two writers at once, one succeeds. What the document held before cannot be read any more, by anyone.
+        Raises Conflict (`VERSION_CONFLICT`, metadata `version`: the true one, 0 if there is none).
+        """
+        ...
+
+    async def list(self, folder: str) -> list[str]:
+        """Returns the names in a folder, sorted: `name` for a document, `name/` for a folder. None there: empty."""
+        ...
+
+    async def purge(self, path: str) -> None:
+        """Removes the document with all that it ever held. Idempotent. The next write expects version 0."""
+        ...
+
+    async def close(self) -> None:
+        """Lets go of connections and the login. No other method is called after it."""
+        ...

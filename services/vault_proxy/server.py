@@ -1,0 +1,176 @@
+"""The gRPC face: messages to values, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from handmesh.sandbox.v1 import tool_pb2
+from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
+from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServicer
+from services.kit import identity
+from services.kit.errors import Invalid, Unauthenticated, Unimplemented
+from services.vault_proxy.core.answer import Answer
+from services.vault_proxy.grants import GRANT_KEY, Access, Grants
+from services.vault_proxy.secret import Secret
+from services.vault_proxy.tools import Call, Tools
+from services.vault_proxy.vaults import Credential, Vault, Vaults
+
+NAME = "handmesh.vault_proxy.v1.VaultProxyService"
+GRANT_CHARACTERS = 512
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class VaultProxy(VaultProxyServiceServicer):
+    """The service."""
+
+    def __init__(self, grants: Grants, tools: Tools, vaults: Vaults) -> None:
+        self._grants = grants
+        self._tools = tools
+        self._vaults = vaults
+
+    async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
+        catalog = await self._tools.list(await self._access(context), request.refresh)
+        return pb.ListToolsResponse(
+            tools=[
+                tool_pb2.Tool(
+                    name=tool.name,
+                    description=tool.description,
+                    input_schema_json=tool.input_schema_json,
+                    idempotent=tool.idempotent,
+                    read_only=tool.read_only,
+                )
+                for tool in catalog.tools
+            ],
+            problems=[
+                pb.ToolProblem(server=each.server, tool=each.tool, reason=each.reason, message=each.message)
+                for each in catalog.problems
+            ],
+        )
+
+    async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
+        access = await self._access(context)
+        call = Call(request.name, request.input, request.execution_id, request.attach_only)
+        return pb.ExecuteResponse(result=_result(await self._tools.execute(access, call)))
+
+    async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
+        self._tools.cancel(await self._access(context), request.execution_id)
+        return pb.CancelExecutionResponse()
+
+    async def CreateVault(self, request: pb.CreateVaultRequest, context: Context) -> pb.CreateVaultResponse:
+        vault = await self._vaults.create_vault(_tenant(), request.request_id, request.name)
+        return pb.CreateVaultResponse(vault=_vault(vault))
+
+    async def ListVaults(self, request: pb.ListVaultsRequest, context: Context) -> pb.ListVaultsResponse:
+        vaults, token = await self._vaults.list_vaults(_tenant(), request.page_size, request.page_token)
+        return pb.ListVaultsResponse(vaults=map(_vault, vaults), next_page_token=token)
+
+    async def ArchiveVault(self, request: pb.ArchiveVaultRequest, context: Context) -> pb.ArchiveVaultResponse:
+        await self._vaults.archive_vault(_tenant(), request.vault_id)
+        return pb.ArchiveVaultResponse()
+
+    async def AddCredential(self, request: pb.AddCredentialRequest, context: Context) -> pb.AddCredentialResponse:
+        value = _bearer(request.secret)
+        added = await self._vaults.add(_tenant(), request.vault_id, request.name, request.origin, value)
+        return pb.AddCredentialResponse(credential=_credential(added))
+
+    async def UpdateCredential(
+        self, request: pb.UpdateCredentialRequest, context: Context
+    ) -> pb.UpdateCredentialResponse:
+        value = _bearer(request.secret)
+        updated = await self._vaults.update(_tenant(), request.credential_id, value, request.expected_version)
+        return pb.UpdateCredentialResponse(credential=_credential(updated))
+
+    async def ListCredentials(self, request: pb.ListCredentialsRequest, context: Context) -> pb.ListCredentialsResponse:
+        found = await self._vaults.list_credentials(_tenant(), request.vault_id)
+        return pb.ListCredentialsResponse(credentials=map(_credential, found))
+
+    async def ArchiveCredential(
+        self, request: pb.ArchiveCredentialRequest, context: Context
+    ) -> pb.ArchiveCredentialResponse:
+        await self._vaults.archive(_tenant(), request.credential_id)
+        return pb.ArchiveCredentialResponse()
+
+    async def OpenDoor(self, request: pb.OpenDoorRequest, context: Context) -> pb.OpenDoorResponse:
+        raise _not_built("OpenDoor")
+
+    async def ValidateCredential(
+        self, request: pb.ValidateCredentialRequest, context: Context
+    ) -> pb.ValidateCredentialResponse:
+        raise _not_built("ValidateCredential")
+
+    async def StartConnection(self, request: pb.StartConnectionRequest, context: Context) -> pb.StartConnectionResponse:
+        raise _not_built("StartConnection")
+
+    async def FinishConnection(
+        self, request: pb.FinishConnectionRequest, context: Context
+    ) -> pb.FinishConnectionResponse:
+        raise _not_built("FinishConnection")
+
+    async def _access(self, context: Context) -> Access:
+        """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
+        access = await self._grants.check(_grant(context))
+        if identity.current().tenant not in (None, access.tenant):
+            raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
+        return access
+
+
+def _grant(context: Context) -> Secret[str]:
+    found = [value for key, value in context.invocation_metadata() or () if key == GRANT_KEY]
+    if len(found) != 1 or not isinstance(found[0], str) or not 0 < len(found[0]) <= GRANT_CHARACTERS:
+        raise Unauthenticated("GRANT_INVALID", f"send the session's grant, once, as metadata {GRANT_KEY}")
+    return Secret(found[0])
+
+
+def _tenant() -> str:
+    tenant = identity.current().tenant
+    assert tenant is not None, "the access table lets only clients in"
+    return tenant
+
+
+def _bearer(secret: pb.CredentialSecret) -> str:
+    kind = secret.WhichOneof("secret")
+    if kind == "static_bearer":
+        return secret.static_bearer.value
+    if kind is None:
+        raise Invalid("ARGUMENT_INVALID", "secret: expected one", field="secret")
+    raise _not_built(f"the credential kind {kind}")
+
+
+def _not_built(what: str) -> Unimplemented:
+    return Unimplemented("UNIMPLEMENTED", f"{what} is not built yet")
+
+
+def _result(answer: Answer) -> tool_pb2.ToolResult:
+    return tool_pb2.ToolResult(
+        output=answer.output,
+        outcome=tool_pb2.ToolOutcome.Value(f"TOOL_OUTCOME_{answer.outcome.value}"),
+        content_json=answer.content_json,
+        truncated=answer.truncated,
+    )
+
+
+def _vault(vault: Vault) -> pb.Vault:
+    message = pb.Vault(vault_id=vault.vault_id, name=vault.name, archived=vault.archived)
+    if vault.create_time:
+        message.create_time.FromJsonString(vault.create_time)
+    return message
+
+
+def _credential(credential: Credential) -> pb.Credential:
+    """Returns what clients may know of a credential: everything but its secret, its length or its hash."""
+    message = pb.Credential(
+        credential_id=credential.credential_id,
+        vault_id=credential.vault_id,
+        name=credential.name,
+        kind=pb.CREDENTIAL_KIND_STATIC_BEARER,
+        origin=str(credential.origin),
+        version=credential.version,
+    )
+    if credential.create_time:
+        message.create_time.FromJsonString(credential.create_time)
+    if credential.update_time:
+        message.update_time.FromJsonString(credential.update_time)
+    return message

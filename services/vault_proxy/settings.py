@@ -1,0 +1,67 @@
+"""What vault_proxy is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.kit.settings import (
+    REQUIRED,
+    Mesh,
+    SettingsError,
+    address,
+    existing,
+    one_of,
+    path,
+    setting,
+    text,
+    url,
+    whole,
+)
+from services.vault_proxy.core.origin import Allowed, parse_allowed
+
+
+@dataclass(frozen=True)
+class Settings(Mesh):
+    """The service's settings."""
+
+    session_address: str = setting(
+        "HANDMESH_SESSION_ADDRESS", address, REQUIRED, "Where the session service's mesh port is."
+    )
+    store: str = setting(
+        "HANDMESH_STORE", one_of("hashicorp", "memory"), "hashicorp", "Where credentials are: a folder of stores/."
+    )
+    vault_url: str = setting("HANDMESH_VAULT_URL", url, "http://127.0.0.1:8200", "Where HashiCorp Vault or OpenBao is.")
+    vault_mount: str = setting("HANDMESH_VAULT_MOUNT", text, "handmesh", "Its KV secrets engine, version 2.")
+    vault_approle_file: Path | None = setting(
+        "HANDMESH_VAULT_APPROLE_FILE",
+        path,
+        None,
+        'JSON {"role_id", "secret_id"}: what this service logs in with. Read at each login; may come later.',
+    )
+    vault_ca_file: Path | None = setting(
+        "HANDMESH_VAULT_CA_FILE", existing, None, "PEM of the authorities that sign the vault's certificate."
+    )
+    outbound_allow: Allowed = setting(
+        "HANDMESH_OUTBOUND_ALLOW",
+        parse_allowed,
+        Allowed(),
+        "host[:port], ...: MCP servers that may be plain http, loopback or in a private network.",
+    )
+    outbound_ca_file: Path | None = setting(
+        "HANDMESH_OUTBOUND_CA_FILE", existing, None, "PEM of more authorities that sign MCP servers' certificates."
+    )
+    call_seconds: int = setting("HANDMESH_MCP_CALL_SECONDS", whole, 120, "How long one tool call may take.")
+    connect_seconds: int = setting(
+        "HANDMESH_MCP_CONNECT_SECONDS",
+        whole,
+        15,
+        "How long connecting to an MCP server, or asking its tools, may take.",
+    )
+    idle_seconds: int = setting(
+        "HANDMESH_MCP_IDLE_SECONDS", whole, 300, "After how long an unused connection to an MCP server is closed."
+    )
+
+    def __post_init__(self) -> None:
+        if self.store == "hashicorp" and self.vault_approle_file is None:
+            raise SettingsError("HANDMESH_VAULT_APPROLE_FILE is not set, and HANDMESH_STORE is hashicorp")

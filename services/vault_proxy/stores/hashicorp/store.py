@@ -1,0 +1,118 @@
+"""The KV engine's calls, each in a thread: hvac blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from services.kit.errors import Conflict, Unavailable
+from services.vault_proxy.ports import Document, Fields
+from services.vault_proxy.secret import Secret
+
+CALL_SECONDS = 1.8  # for a call with all that it takes: the port promises 2
+THREADS = 8
+OLD_VERSIONS = 20  # more than an engine keeps of a document, unless its operator says so
+
+
+class HashicorpStore:
+    """Implements `ports.CredentialStore`."""
+
+    def __init__(self, url: str, mount: str, approle_file: Path, ca_file: Path | None = None) -> None:
+        self._mount = mount
+        self._access = (url, approle_file, ca_file)
+        self._login: Any = None
+        self._making = threading.Lock()  # one login for all threads
+        # Own threads: a vault that does not answer must not hold up what else needs a thread, such as name lookups.
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="vault")
+
+    async def read(self, path: str) -> Document | None:
+        def action(client: Any) -> Document | None:
+            answer = client.secrets.kv.v2.read_secret_version(
+                path, mount_point=self._mount, raise_on_deleted_version=True
+            )
+            data = answer["data"]
+            fields = {str(key): value for key, value in data["data"].items() if isinstance(value, str)}
+            return Document(Secret(fields), data["metadata"]["version"])
+
+        document: Document | None = await self._call(action, missing=None)
+        return document
+
+    async def write(self, path: str, fields: Fields, expected_version: int) -> int:
+        def action(client: Any) -> int:
+            kv = client.secrets.kv.v2
+            answer = kv.create_or_update_secret(path, dict(fields), cas=expected_version, mount_point=self._mount)
+            version: int = answer["data"]["version"]
+            if version > 1:
+                old = list(range(max(1, version - OLD_VERSIONS), version))
+                kv.destroy_secret_versions(path, old, mount_point=self._mount)
+            return version
+
+        try:
+            written: int = await self._call(action)
+        except _Refused:
+            version = await self._version(path)
+            raise Conflict("VERSION_CONFLICT", f"the newest version is {version}", version=version) from None
+        return written
+
+    async def _version(self, path: str) -> int:
+        def action(client: Any) -> int:
+            answer = client.secrets.kv.v2.read_secret_metadata(path, mount_point=self._mount)
+            version: int = answer["data"]["current_version"]
+            return version
+
+        found: int = await self._call(action, missing=0)
+        return found
+
+    async def list(self, folder: str) -> list[str]:
+        def action(client: Any) -> Any:
+            answer = client.secrets.kv.v2.list_secrets(folder, mount_point=self._mount)
+            return sorted(str(key) for key in answer["data"]["keys"])
+
+        names: list[str] = await self._call(action, missing=[])
+        return names
+
+    async def purge(self, path: str) -> None:
+        def action(client: Any) -> None:
+            client.secrets.kv.v2.delete_metadata_and_all_versions(path, mount_point=self._mount)
+
+        await self._call(action, missing=None)
+
+    async def close(self) -> None:
+        if self._login is not None:
+            self._login.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, action: Callable[[Any], Any], missing: Any = ...) -> Any:
+        """Does something with a logged-in client in a thread. Returns `missing` where the vault has no such path."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await loop.run_in_executor(self._threads, self._blocking, action, missing)
+        except TimeoutError:
+            raise Unavailable("VAULT_UNAVAILABLE", "the vault does not answer in time", retry_after=1) from None
+
+    def _blocking(self, action: Callable[[Any], Any], missing: Any) -> Any:
+        # hvac and requests cost 100 ms and 20 MB: paid on first use.
+        from hvac.exceptions import InvalidPath, InvalidRequest
+
+        from services.vault_proxy.stores.hashicorp.login import Login
+
+        with self._making:
+            if self._login is None:
+                self._login = Login(*self._access)
+        try:
+            return self._login.use(action)
+        except InvalidPath:
+            if missing is ...:
+                raise Unavailable("VAULT_UNAVAILABLE", "the vault has no such secrets engine") from None
+            return missing
+        except InvalidRequest:
+            raise _Refused("VAULT_UNAVAILABLE", "the vault refuses the request") from None
+
+
+class _Refused(Unavailable):
+    """The vault refused a request: a write because of its version, anything else because it is no KV engine."""

@@ -1,0 +1,45 @@
+"""Secrets in this process's memory: gone when it ends. For tests and for a first look without a vault."""
+
+from __future__ import annotations
+
+from services.kit.errors import Conflict
+from services.vault_proxy.ports import Document, Fields
+from services.vault_proxy.secret import Secret
+from services.vault_proxy.settings import Settings
+
+
+def make(settings: Settings) -> MemoryStore:
+    """Makes an empty store."""
+    return MemoryStore()
+
+
+class MemoryStore:
+    """Implements `ports.CredentialStore` on a dict."""
+
+    def __init__(self) -> None:
+        self._documents: dict[str, Document] = {}
+
+    async def read(self, path: str) -> Document | None:
+        return self._documents.get(path)
+
+    async def write(self, path: str, fields: Fields, expected_version: int) -> int:
+        document = self._documents.get(path)
+        version = document.version if document else 0
+        if version != expected_version:
+            raise Conflict("VERSION_CONFLICT", f"the newest version is {version}", version=version)
+        self._documents[path] = Document(Secret(dict(fields)), version + 1)
+        return version + 1
+
+    async def list(self, folder: str) -> list[str]:
+        names = set()
+        for path in self._documents:
+            if path.startswith(folder + "/"):
+                name, separator, _ = path[len(folder) + 1 :].partition("/")
+                names.add(name + separator)
+        return sorted(names)
+
+    async def purge(self, path: str) -> None:
+        self._documents.pop(path, None)
+
+    async def close(self) -> None:
+        self._documents.clear()

@@ -1,0 +1,146 @@
+"""What a session may do with MCP servers: list their tools, call one, stop a call."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from services.kit import ids
+from services.kit.errors import Denied, Invalid, ServiceError
+from services.vault_proxy.audit import Audit
+from services.vault_proxy.core import naming
+from services.vault_proxy.core.answer import Answer, parse_input, read_answer
+from services.vault_proxy.core.catalog import Catalog, OfferedTool, Problem
+from services.vault_proxy.executions import Executions, MayHaveRun, digest_of
+from services.vault_proxy.grants import Access, Server
+from services.vault_proxy.mcp.connections import Connections, Use
+from services.vault_proxy.mcp.problems import ServerLost
+
+ANSWER_BYTES = 6 * 1024 * 1024  # of all servers' tools together: one gRPC message takes 8 MiB
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call as a session asks for it. An empty id means that nobody will ask for it again."""
+
+    name: str
+    input: str
+    execution_id: str = ""
+    attach_only: bool = False
+
+
+class Tools:
+    """Lists and calls tools for whoever has access."""
+
+    def __init__(self, connections: Connections, executions: Executions, audit: Audit) -> None:
+        self._connections = connections
+        self._executions = executions
+        self._audit = audit
+
+    async def list(self, access: Access, refresh: bool) -> Catalog:
+        """Returns the tools of all servers of the session. A server's failure is a problem, and costs only itself.
+
+        Raises Unavailable (`VAULT_UNAVAILABLE`): then no server can be asked properly.
+        """
+        found = await asyncio.gather(*(self._list_one(access, server, refresh) for server in access.servers))
+        tools: list[OfferedTool] = []
+        problems: list[Problem] = []
+        room = ANSWER_BYTES
+        for catalog in found:
+            size = sum(len(tool.name) + len(tool.description) + len(tool.input_schema_json) for tool in catalog.tools)
+            problems += catalog.problems
+            if size > room:
+                server = naming.server_of(catalog.tools[0].name) or ""
+                problems.append(Problem(server, "", "FULL", "the other servers' tools leave no room for these"))
+                continue
+            room -= size
+            tools += catalog.tools
+        return Catalog(tuple(tools), tuple(problems))
+
+    async def _list_one(self, access: Access, server: Server, refresh: bool) -> Catalog:
+        try:
+            return await self._offered(access, server, refresh)
+        except ServiceError as problem:
+            if problem.reason == "VAULT_UNAVAILABLE":
+                raise
+            return Catalog(problems=(Problem(server.name, "", problem.reason, problem.message),))
+
+    async def _offered(self, access: Access, server: Server, refresh: bool = False) -> Catalog:
+        use, result = Use(), "ok"
+        try:
+            catalog = await self._connections.tools(access, server, use, refresh)
+        except ServiceError as problem:
+            result = problem.reason
+            raise
+        finally:
+            if use.credential is not None:
+                self._audit.used(access.session_id, server.name, "", use.credential, result)
+        return catalog.narrowed(server.allowed_tools)
+
+    async def execute(self, access: Access, call: Call) -> Answer:
+        """Calls a tool and returns what it said, also when that is a failure of the tool.
+
+        Raises Invalid (`TOOL_UNKNOWN`, `TOOL_INPUT_INVALID`), Denied (`SERVER_DENIED`, `SERVER_ADDRESS_DENIED`), Gone
+        (`EXECUTION_UNKNOWN`), Exists (`EXECUTION_ID_REUSED`), Refused (`CREDENTIAL_REVOKED`), Full, or Unavailable
+        (`SERVER_UNAVAILABLE`, `VAULT_UNAVAILABLE`).
+        """
+        arguments = parse_input(call.name, call.input)
+        server = self._server(access, call.name)
+        execution_id = call.execution_id or ids.mint("exec")
+
+        async def work() -> Answer:
+            return await self._perform(access, server, call.name, arguments, execution_id)
+
+        if not call.execution_id:
+            return await self._executions.run_once(access.session_id, work)
+        key = (access.session_id, call.execution_id)
+        return await self._executions.run(key, digest_of(call.name, arguments), work, call.attach_only)
+
+    def cancel(self, access: Access, execution_id: str) -> None:
+        """Stops a call; one that is not known never starts."""
+        if not execution_id:
+            raise Invalid("ID_INVALID", "execution_id is missing", field="execution_id")
+        self._executions.cancel((access.session_id, execution_id))
+
+    def end_session(self, session_id: str) -> None:
+        """Stops a session's calls and lets go of its connections."""
+        self._executions.end_session(session_id)
+        self._connections.drop(session_id)
+
+    def _server(self, access: Access, name: str) -> Server:
+        server_name = naming.server_of(name)
+        if server_name is None:
+            raise Invalid("TOOL_UNKNOWN", "the name is not of the form server__tool", name=name[:200])
+        server = access.server(server_name)
+        if server is None:
+            raise Denied("SERVER_DENIED", "the session may not use that server", server=server_name)
+        return server
+
+    async def _tool(self, access: Access, server: Server, name: str) -> OfferedTool:
+        tool = (await self._offered(access, server)).find(name)
+        if tool is None:  # it may be new
+            tool = (await self._offered(access, server, refresh=True)).find(name)
+        if tool is None:
+            raise Invalid("TOOL_UNKNOWN", "the server has no such tool", name=name[:200])
+        return tool
+
+    async def _perform(
+        self, access: Access, server: Server, name: str, arguments: dict[str, Any], execution_id: str
+    ) -> Answer:
+        tool = await self._tool(access, server, name)
+        use, result = Use(), "SERVER_UNAVAILABLE"
+        try:
+            raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use)
+            result = "ok"
+        except ServiceError as problem:
+            result = problem.reason
+            if isinstance(problem, ServerLost) and problem.begun and not tool.idempotent:
+                raise MayHaveRun from problem
+            raise
+        finally:
+            if use.credential is not None:
+                self._audit.used(access.session_id, server.name, execution_id, use.credential, result)
+        answer = read_answer(raw, scrubber)
+        self._connections.tell(scrubber, access, server, use)
+        return answer

@@ -1,0 +1,57 @@
+"""Where things lie in the vault: a tenant's vaults, and the credentials in them.
+
+    tenants/<tenant>/vaults/<vault_id>/about                         name, create_time, archived
+    tenants/<tenant>/vaults/<vault_id>/credentials/<credential_id>   kind, origin, value, name, create_time
+    tenants/<tenant>/requests/<sha256 of the request id>             vault_id
+
+Each part of a path is checked here, so no id leads out of its tenant's folder. The vault folds case: so all of it is
+lower case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from services.kit import ids
+from services.kit.errors import Invalid
+
+TENANT = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+def tenant_folder(tenant: str) -> str:
+    """Returns a tenant's folder. Raises Invalid (`ID_INVALID`)."""
+    if not TENANT.fullmatch(tenant):
+        raise Invalid("ID_INVALID", "the tenant's name is no plain lower-case word", field="tenant")
+    return f"tenants/{tenant}"
+
+
+def vaults_folder(tenant: str) -> str:
+    """Returns the folder of a tenant's vaults."""
+    return f"{tenant_folder(tenant)}/vaults"
+
+
+def about(tenant: str, vault_id: str) -> str:
+    """Returns the path of what is known of a vault."""
+    return f"{_vault(tenant, vault_id)}/about"
+
+
+def credentials_folder(tenant: str, vault_id: str) -> str:
+    """Returns the folder of a vault's credentials."""
+    return f"{_vault(tenant, vault_id)}/credentials"
+
+
+def credential(tenant: str, vault_id: str, credential_id: str) -> str:
+    """Returns the path of a credential."""
+    ids.check("credential_id", credential_id)
+    return f"{credentials_folder(tenant, vault_id)}/{credential_id}"
+
+
+def request(tenant: str, request_id: str) -> str:
+    """Returns the path of what a request made."""
+    return f"{tenant_folder(tenant)}/requests/{hashlib.sha256(request_id.encode()).hexdigest()[:40]}"
+
+
+def _vault(tenant: str, vault_id: str) -> str:
+    ids.check("vault_id", vault_id)
+    return f"{vaults_folder(tenant)}/{vault_id}"

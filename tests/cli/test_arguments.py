@@ -1,0 +1,87 @@
+"""What the command's options mean."""
+
+import pytest
+
+from handmesh.cli.arguments import RunOptions, UsageError, checked_text, config_of, labels_of, statuses_of
+from handmesh.session.v1 import config_pb2, session_pb2
+
+
+def test_options_become_a_configuration() -> None:
+    """Every option ends in its field, and nowhere else."""
+    options = RunOptions(
+        model="claude-x",
+        system="Be brief.",
+        title="a title",
+        environment="docker",
+        hands=["tests=default"],
+        mcp=["notes=https://notes.example/mcp?a=b"],
+        vaults=["vault_1"],
+        labels=["team=red", "empty="],
+    )
+    assert config_of(options) == config_pb2.SessionConfig(
+        model="claude-x",
+        system="Be brief.",
+        title="a title",
+        hands={
+            "main": config_pb2.HandSpec(environment="docker"),
+            "tests": config_pb2.HandSpec(environment="default"),
+        },
+        mcp_servers=[config_pb2.McpServer(name="notes", url="https://notes.example/mcp?a=b")],
+        vault_ids=["vault_1"],
+        labels={"team": "red", "empty": ""},
+    )
+
+
+def test_no_options_leave_all_to_the_mesh() -> None:
+    """Defaults are the mesh's, so the command sends none of its own."""
+    assert config_of(RunOptions()) == config_pb2.SessionConfig()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        RunOptions(hands=["no-equals-sign"]),
+        RunOptions(hands=["Upper=default"]),
+        RunOptions(hands=["a b=default"]),
+        RunOptions(hands=["name="]),
+        RunOptions(hands=["x" * 33 + "=default"]),
+        RunOptions(hands=["main=default"], environment="docker"),
+        RunOptions(hands=["a=default"], no_hands=True),
+        RunOptions(mcp=["notes=notes.example/mcp"]),
+        RunOptions(mcp=["notes=ftp://notes.example"]),
+        RunOptions(mcp=["notes=https://"]),
+        RunOptions(labels=["=value"]),
+    ],
+)
+def test_wrong_options_are_refused(options: RunOptions) -> None:
+    """An option of the wrong form is refused before the mesh is asked."""
+    with pytest.raises(UsageError, match=r"expected|once|alone"):
+        config_of(options)
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+    """A URL ends in the log: one with a password is refused, and the error does not show it."""
+    with pytest.raises(UsageError) as refused:
+        config_of(RunOptions(mcp=["notes=https://user:hunter2@notes.example/mcp"]))
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", " \n\t ", "caf\udce9"])
+def test_text_must_say_something_in_utf_8(text: str) -> None:
+    """The model refuses an empty message, and protobuf a lone surrogate: both are said plainly."""
+    with pytest.raises(UsageError):
+        checked_text(text)
+
+
+def test_statuses_are_the_contracts() -> None:
+    """Every status of the contract can be asked for by its word, and nothing else can."""
+    words = [name.removeprefix("SESSION_STATUS_").lower() for name, _ in session_pb2.SessionStatus.items()]
+    known = [word for word in words if word != "unspecified"]
+    assert statuses_of(known) == [value for value in session_pb2.SessionStatus.values() if value]
+    with pytest.raises(UsageError, match="idle"):
+        statuses_of(["unspecified"])
+
+
+def test_labels_keep_what_comes_after_the_first_equals_sign() -> None:
+    """A label's value may hold an equals sign."""
+    assert labels_of(["a=b=c"]) == {"a": "b=c"}
