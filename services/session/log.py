@@ -71,9 +71,9 @@ class Log(Protocol):
         means that the log has nothing there.
         """
 
-    async def head(self, session_id: str) -> StoredBatch | None:
+    async def head(self, session_id: str, hint: StoredBatch | None = None) -> StoredBatch | None:
         """Returns the session's last batch, or None when there is no such session. Sees every append that has
-        returned, whoever made it."""
+        returned, whoever made it. `hint` is a batch that may be it: the answer is the same, and comes sooner."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 
 from services.kit.errors import Unavailable
 from services.kit.logs import Log as Journal
 from services.session.log import MAX_STORED_BYTES, PATIENCE_SECONDS, UnusableStoreError
+from services.session.logs.jetstream.lane import PLAIN, Lane, Message
 from services.session.settings import Settings
 
 CONNECT_SECONDS = 30.0  # the parts of a mesh start at the same time
@@ -30,24 +30,8 @@ PING_SECONDS = 5
 NOTHING_THERE = "404"
 END_OF_BATCH = "204"
 NO_RESPONDERS = "503"
-_PLAIN = b"NATS/1.0\r\n"  # how headers without a status begin
 
 _journal = Journal("services.session.nats")
-
-
-class _Client(Client):
-    """nats-py's client with a faster look at headers: its own takes most of the time of a long read.
-
-    A version of nats-py that names its method otherwise does its own slow work again, and nothing breaks.
-    """
-
-    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        if headers and headers.startswith(_PLAIN):
-            lines = bytes(headers[len(_PLAIN) : -4]).decode().split("\r\n")
-            pairs = [line.split(": ", 1) for line in lines]
-            if all(len(pair) == 2 for pair in pairs):
-                return dict(pairs)
-        return await super()._process_headers(headers)
 
 
 class StoredMessage:
@@ -55,9 +39,9 @@ class StoredMessage:
 
     __slots__ = ("data", "headers", "revision", "subject")
 
-    def __init__(self, message: Msg) -> None:
-        self.data: bytes = message.data
-        self.headers: Mapping[str, str] = message.headers or {}
+    def __init__(self, message: Message) -> None:
+        self.data = message.data
+        self.headers: Mapping[str, str] = message.headers()
         self.subject = self.headers["Nats-Subject"]
         self.revision = int(self.headers["Nats-Sequence"])
 
@@ -65,34 +49,35 @@ class StoredMessage:
 class _Collector:
     """What has come so far of an answer in many messages."""
 
-    def __init__(self) -> None:
-        self.found: list[StoredMessage] = []
-        self.pending = 0
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self, ended: asyncio.Future[Any]) -> None:
+        self.found: list[Message] = []
+        self.whole = False
+        self._ended = ended
 
-    def take(self, message: Msg) -> None:
-        headers = message.headers or {}
-        self.pending = int(headers.get("Nats-Num-Pending", 0))
-        if "Status" not in headers:
-            self.found.append(StoredMessage(message))
-        elif not self.ended.done():
-            if headers["Status"] in (END_OF_BATCH, NOTHING_THERE):
-                self.ended.set_result(None)
+    def take(self, message: Message) -> None:
+        status = message.status
+        if not status:
+            self.found.append(message)
+        elif not self._ended.done():
+            self.whole = int(message.headers().get("Nats-Num-Pending", 0)) == 0
+            if status in (END_OF_BATCH, NOTHING_THERE):
+                self._ended.set_result(None)
             else:
-                self.ended.set_exception(nats.errors.Error(f"status {headers['Status']}"))
+                self._ended.set_exception(nats.errors.Error(f"status {status}"))
 
 
 class Connection:
     """What the store's parts share."""
 
     def __init__(self) -> None:
-        self.client = _Client()
+        self.client = Client()
+        self.lane = Lane(self._on_lost_answers)
         self.gaps: set[Callable[[], None]] = set()  # called when messages may have been missed
         self._connected = asyncio.Event()
         self._in_use = False
         self._problem = "no answer"
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._answers: dict[str, tuple[Callable[[Msg], None], asyncio.Future[Any]]] = {}
+        self._answers: dict[bytes, tuple[Callable[[Message], None], asyncio.Future[Any]]] = {}
         self._tokens = itertools.count()
         self._inbox = ""
 
@@ -108,6 +93,7 @@ class Connection:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self._connect(settings.nats_url, credentials)
+                await self.lane.open(settings.nats_url, credentials)
         except TimeoutError:
             raise UnusableStoreError(
                 f"HANDMESH_NATS_URL is {settings.nats_url}, and NATS does not let us in: {self._problem}"
@@ -118,13 +104,14 @@ class Connection:
                 f"for a batch of events has up to {MAX_STORED_BYTES} bytes"
             )
         self._inbox = self.client.new_inbox()
-        await self.client.subscribe(self._inbox + ".*", cb=self._on_answer)
+        self.lane.listen(self._inbox + ".*", self._on_answer)
         self._in_use = True
         self._connected.set()
 
     async def close(self) -> None:
         """Closes the connection."""
         self._in_use = False
+        await self.lane.close()
         await self.client.close()
 
     async def _connect(self, address: str, credentials: Mapping[str, str]) -> None:
@@ -149,12 +136,14 @@ class Connection:
 
     async def _on_disconnect(self) -> None:
         self._connected.clear()
-        for _, ended in self._answers.values():
-            if not ended.done():
-                ended.set_exception(nats.errors.ConnectionClosedError())  # the answer is lost with the connection
         if self._in_use:
             _journal.warning("nats disconnected", kind=self._problem)
             self._tell_gaps()
+
+    def _on_lost_answers(self) -> None:
+        for _, ended in self._answers.values():
+            if not ended.done():
+                ended.set_exception(nats.errors.ConnectionClosedError())  # the answer is lost with the connection
 
     async def _on_reconnect(self) -> None:
         _journal.info("nats reconnected")
@@ -169,26 +158,21 @@ class Connection:
         for gap in tuple(self.gaps):
             gap()
 
-    @property
-    def connected(self) -> bool:
-        """Whether NATS can hear us right now."""
-        return self._connected.is_set()
-
     async def ready(self) -> None:
-        """Waits until NATS can hear us."""
+        """Waits until NATS can hear nats-py's client."""
         await self._connected.wait()
 
-    async def request(self, subject: str, data: bytes = b"", headers: dict[str, str] | None = None) -> Msg:
+    async def request(self, subject: str, data: bytes = b"", header: bytes = b"") -> Message:
         """Asks, and returns the answer. Raises Unavailable when none comes in time: it may have happened."""
-        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
-        def take(message: Msg) -> None:
+        def take(message: Message) -> None:
             if not answer.done():
                 answer.set_result(message)
 
-        await self._exchange(subject, data, headers, take, answer)
+        await self._exchange(subject, data, header, take, answer)
         message = answer.result()
-        if (message.headers or {}).get("Status") == NO_RESPONDERS:
+        if message.status == NO_RESPONDERS:
             raise _unavailable(nats.errors.NoRespondersError())
         return message
 
@@ -196,51 +180,62 @@ class Connection:
         self,
         subject: str,
         data: bytes,
-        headers: dict[str, str] | None,
-        take: Callable[[Msg], None],
+        header: bytes,
+        take: Callable[[Message], None],
         ended: asyncio.Future[Any],
     ) -> None:
         token = str(next(self._tokens))
+        late = ended.get_loop().call_later(PATIENCE_SECONDS, _give_up, ended)
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._connected.wait()
-                self._answers[token] = take, ended
-                await self.client.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
-                await ended
+            if not self.lane.connected:
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    await self.lane.ready()
+            self._answers[token.encode()] = take, ended
+            self.lane.send(subject, data, f"{self._inbox}.{token}", header)
+            await ended
         except (OSError, TimeoutError, nats.errors.Error) as problem:
             raise _unavailable(problem) from problem
         finally:
-            self._answers.pop(token, None)
+            late.cancel()
+            self._answers.pop(token.encode(), None)
 
     async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """Asks JetStream's API. An `error` in the answer is the caller's to look at."""
         answer = await self.request(subject, json.dumps(question).encode())
         return dict(json.loads(answer.data))
 
-    async def publish(self, subject: str, data: bytes, headers: dict[str, str] | None = None) -> int:
+    async def publish(self, subject: str, data: bytes, header: bytes = b"") -> int:
         """Stores a message, durably, and returns JetStream's error code or 0."""
-        answer = await self.request(subject, data, headers)
+        answer = await self.request(subject, data, header)
         return int(json.loads(answer.data).get("error", {}).get("err_code", 0))
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """Returns the last message of a stream on a subject, which may hold wildcards."""
-        question = json.dumps({"last_by_subj": subject}).encode()
-        answer = await self.request(f"$JS.API.DIRECT.GET.{stream}", question)
-        if (answer.headers or {}).get("Status") == NOTHING_THERE:
-            return None
-        return StoredMessage(answer)
+        answer = await self.request(f"$JS.API.DIRECT.GET.{stream}", b'{"last_by_subj":"%s"}' % subject.encode())
+        return None if answer.status == NOTHING_THERE else StoredMessage(answer)
 
-    async def collect(self, stream: str, question: Mapping[str, Any]) -> tuple[list[StoredMessage], bool]:
+    async def collect(self, stream: str, question: bytes) -> tuple[list[Message], bool]:
         """Asks a stream for many messages. Returns those that came, and whether they were all."""
-        collector = _Collector()
-        data = json.dumps(question).encode()
-        await self._exchange(f"$JS.API.DIRECT.GET.{stream}", data, None, collector.take, collector.ended)
-        return collector.found, collector.pending == 0
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        collector = _Collector(ended)
+        await self._exchange(f"$JS.API.DIRECT.GET.{stream}", question, b"", collector.take, ended)
+        return collector.found, collector.whole
 
-    async def _on_answer(self, message: Msg) -> None:
-        waiting = self._answers.get(message.subject.rpartition(".")[2])
+    def _on_answer(self, message: Message) -> None:
+        waiting = self._answers.get(message.subject.rpartition(b".")[2])
         if waiting is not None:
             waiting[0](message)
+
+
+def header_of(**pairs: str) -> bytes:
+    """Spells headers. An underscore in a name stands for a hyphen."""
+    lines = "".join(f"{key.replace('_', '-')}: {value}\r\n" for key, value in pairs.items())
+    return PLAIN + lines.encode() + b"\r\n"
+
+
+def _give_up(ended: asyncio.Future[Any]) -> None:
+    if not ended.done():
+        ended.set_exception(nats.errors.TimeoutError())
 
 
 def _unavailable(problem: Exception) -> Unavailable:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 
 from services.kit.errors import Unavailable
 from services.session.log import BATCH_SPAN, StoredBatch, TakenError
-from services.session.logs.jetstream.connection import Connection, StoredMessage
+from services.session.logs.jetstream.connection import NOTHING_THERE, Connection
+from services.session.logs.jetstream.lane import PLAIN, Message
 from services.session.logs.jetstream.streams import shard_of
 
 COUNT = "Handmesh-Count"
@@ -14,7 +17,7 @@ PREVIOUS = "Handmesh-Previous"
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 WRONG_LAST_SEQUENCE = 10071
 TOO_MANY_PER_SUBJECT = 10077  # also when the stream is full
-MULTI_SUBJECTS = 512  # of one read; nats-server refuses more than 1,024
+MULTI_SUBJECTS = 1_015  # of one read, a page and what may begin before it; nats-server refuses more than 1,024
 LEAST_READ_BYTES = 256 * 1024  # of one read, so that small ones take few
 
 
@@ -25,11 +28,12 @@ class JetStreamLog:
         self._connection = connection
 
     async def append(self, session_id: str, batch: StoredBatch) -> None:
-        headers = {EXPECTED: "0", COUNT: str(batch.count)}
+        header = _ALONE if batch.count == 1 else _HEADER % batch.count
         if batch.prev_digest:
-            headers[PREVIOUS] = batch.prev_digest
+            header += _PREVIOUS % batch.prev_digest.encode()
         subject = _subject(session_id, batch.first_position)
-        code = await self._connection.publish(subject, batch.data, headers)
+        answer = (await self._connection.request(subject, batch.data, header + b"\r\n")).data
+        code = 0 if _STORED.match(answer) else int(json.loads(answer).get("error", {}).get("err_code", 0))
         if not code:
             return
         taken = code == WRONG_LAST_SEQUENCE or (
@@ -44,13 +48,8 @@ class JetStreamLog:
         first = max(1, start - BATCH_SPAN + 1)  # a batch that began before may hold `start`
         while first < end and max_bytes > 0:
             stop = min(first + MULTI_SUBJECTS, end)
-            messages, whole = await self._connection.collect(
-                _stream(session_id),
-                {
-                    "multi_last": [_subject(session_id, position) for position in range(first, stop)],
-                    "max_bytes": max(max_bytes, LEAST_READ_BYTES),
-                },
-            )
+            question = _question(session_id, first, stop, max(max_bytes, LEAST_READ_BYTES))
+            messages, whole = await self._connection.collect(_stream(session_id), question)
             if not messages:
                 break
             for batch in map(_batch, messages):
@@ -62,9 +61,29 @@ class JetStreamLog:
                 first = max(first, stop)
         return found
 
-    async def head(self, session_id: str) -> StoredBatch | None:
-        message = await self._connection.last(_stream(session_id), f"log.{shard_of(session_id)}.{session_id}.*")
-        return None if message is None else _batch(message)
+    async def head(self, session_id: str, hint: StoredBatch | None = None) -> StoredBatch | None:
+        stream = _stream(session_id)
+        if hint is not None:
+            question = _QUESTION % (
+                f'"{_subject(session_id, hint.first_position)}","{_subject(session_id, hint.last_position + 1)}"',
+                LEAST_READ_BYTES,
+            )
+            messages, whole = await self._connection.collect(stream, question.encode())
+            if whole and len(messages) == 1 and (there := _batch(messages[0])) == hint:
+                return there
+        message = await self._connection.request(
+            f"$JS.API.DIRECT.GET.{stream}",
+            f'{{"last_by_subj":"log.{shard_of(session_id)}.{session_id}.*"}}'.encode(),
+        )
+        return None if message.status == NOTHING_THERE else _batch(message)
+
+
+_HEADER = PLAIN + f"{EXPECTED}: 0\r\n{COUNT}: %d\r\n".encode()
+_ALONE = _HEADER % 1
+_PREVIOUS = f"{PREVIOUS}: %s\r\n".encode()
+_STORED = re.compile(rb'\{"stream":"LOG-\d+", ?"seq":[1-9]\d*[,}]')
+_QUESTION = '{"multi_last":[%s],"max_bytes":%d}'
+_FIELDS = re.compile(rb"Nats-Subject: \S+\.(\d+)\r\n|" + f"{COUNT}: (\\d+)\r\n|{PREVIOUS}: (\\S+)\r\n".encode())
 
 
 def _stream(session_id: str) -> str:
@@ -75,10 +94,21 @@ def _subject(session_id: str, position: int) -> str:
     return f"log.{shard_of(session_id)}.{session_id}.{position}"
 
 
-def _batch(message: StoredMessage) -> StoredBatch:
-    return StoredBatch(
-        first_position=int(message.subject.rpartition(".")[2]),
-        count=int(message.headers[COUNT]),
-        prev_digest=message.headers.get(PREVIOUS, ""),
-        data=message.data,
-    )
+def _question(session_id: str, first: int, stop: int, max_bytes: int) -> bytes:
+    prefix = _subject(session_id, 0)[:-1]
+    subjects = f'","{prefix}'.join(map(str, range(first, stop)))
+    return (_QUESTION % (f'"{prefix}{subjects}"', max_bytes)).encode()
+
+
+def _batch(message: Message) -> StoredBatch:
+    """Reads a stored message. Its headers are looked through once: a long read has a thousand of them."""
+    position = count = 0
+    previous = ""
+    for where, many, digest in _FIELDS.findall(message.header):
+        if where:
+            position = int(where)
+        elif many:
+            count = int(many)
+        else:
+            previous = digest.decode()
+    return StoredBatch(position, count, previous, message.data)

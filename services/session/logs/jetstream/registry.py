@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from services.kit.errors import Unavailable
 from services.session.log import Entry
-from services.session.logs.jetstream.connection import Connection
+from services.session.logs.jetstream.connection import Connection, StoredMessage, header_of
 from services.session.logs.jetstream.events import EXPECTED, MULTI_SUBJECTS, WRONG_LAST_SEQUENCE
 
 
@@ -25,7 +26,8 @@ class JetStreamRegistry:
         prefix = f"$KV.{bucket}."
         for start in range(0, len(keys), MULTI_SUBJECTS):
             subjects = [prefix + key for key in keys[start : start + MULTI_SUBJECTS]]
-            messages, _ = await self._connection.collect(f"KV_{bucket}", {"multi_last": subjects})
+            question = json.dumps({"multi_last": subjects}).encode()
+            messages = map(StoredMessage, (await self._connection.collect(f"KV_{bucket}", question))[0])
             found |= {message.subject.removeprefix(prefix): message.data for message in messages}
         return found
 
@@ -35,7 +37,7 @@ class JetStreamRegistry:
             raise _refused(code)
 
     async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> bool:
-        code = await self._connection.publish(f"$KV.{bucket}.{key}", value, {EXPECTED: str(revision)})
+        code = await self._connection.publish(f"$KV.{bucket}.{key}", value, header_of(**{EXPECTED: str(revision)}))
         if code not in (0, WRONG_LAST_SEQUENCE):
             raise _refused(code)
         return not code

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import nats.errors
-from nats.aio.msg import Msg
-
-from services.kit.errors import Unavailable
 from services.session.log import Stop
 from services.session.logs.jetstream.connection import Connection
 
@@ -16,35 +12,22 @@ class NatsWire:
     """Topics and keys as subjects `<topic>.<key>`."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self._lane = connection.lane
 
     async def send(self, topic: str, key: str, data: bytes) -> None:
-        if not self._connection.connected:
-            return  # nobody hears, and nobody should hear it late
-        try:
-            await self._connection.client.publish(f"{topic}.{key}", data)
-        except (OSError, nats.errors.Error):
-            return  # the same, found out a moment later
+        if self._lane.connected:  # else nobody hears, and nobody should hear it late
+            self._lane.send(f"{topic}.{key}", data)
 
     async def listen(
         self, topic: str, key: str, hear: Callable[[bytes], None], gap: Callable[[], None] | None = None
     ) -> Stop:
-        async def take(message: Msg) -> None:
-            hear(message.data)
-
-        try:
-            subscription = await self._connection.client.subscribe(f"{topic}.{key}", cb=take)
-        except (OSError, nats.errors.Error) as problem:
-            raise Unavailable("LOG_UNAVAILABLE", "the log's store does not answer", retry_after=0.2) from problem
+        deaf = self._lane.listen(f"{topic}.{key}", lambda message: hear(message.data))
         if gap is not None:
-            self._connection.gaps.add(gap)
+            self._lane.gaps.add(gap)
 
         async def stop() -> None:
             if gap is not None:
-                self._connection.gaps.discard(gap)
-            try:
-                await subscription.unsubscribe()
-            except (OSError, nats.errors.Error):
-                return  # the connection is gone, and the subscription with it
+                self._lane.gaps.discard(gap)
+            deaf()
 
         return stop

@@ -47,7 +47,7 @@ class MemoryLog:
             at += 1
         return found
 
-    async def head(self, session_id: str) -> StoredBatch | None:
+    async def head(self, session_id: str, hint: StoredBatch | None = None) -> StoredBatch | None:
         batches = self._batches.get(session_id)
         return batches[-1] if batches else None
 
