@@ -151,6 +151,7 @@ class Connection:
         self._tell_gaps()
 
     async def _on_close(self) -> None:
+        self.lane.abandon()
         if self._in_use and not self._lost.done():
             self._lost.set_result("the connection to NATS was closed for good")
 

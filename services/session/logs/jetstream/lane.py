@@ -13,7 +13,7 @@ import json
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from services.kit.logs import Log as Journal
@@ -80,10 +80,15 @@ class Lane:
         self._keeping = asyncio.create_task(self._keep())
         await self._up.wait()
 
-    async def close(self) -> None:
-        """Closes the connection for good."""
+    def abandon(self) -> None:
+        """Gives the connection up for good."""
         if self._keeping is not None:
             self._keeping.cancel()
+
+    async def close(self) -> None:
+        """Closes the connection for good."""
+        self.abandon()
+        if self._keeping is not None:
             await asyncio.wait({self._keeping})
 
     @property
@@ -246,8 +251,7 @@ class _Link(asyncio.Protocol):
             self.transport.write(data)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, but is not derived from it
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._ended.done():
