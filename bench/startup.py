@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import handmesh.scripted_model
@@ -19,7 +20,7 @@ COUNTED = ("session", "harness", "sandbox", "vault_proxy", "nats", "openbao")  #
 SCRIPT = Path(handmesh.scripted_model.__file__).parent / "default.yaml"
 
 
-async def measure() -> list[Figure]:
+async def measure(size: str, only: str) -> AsyncIterator[Figure]:
     """Starts meshes in folders of their own, on free ports."""
     first: list[float] = []
     warm: list[float] = []
@@ -29,11 +30,12 @@ async def measure() -> list[Figure]:
             first.append(await _started(Path(folder), memory=None))
             if len(first) == FIRST_STARTS:
                 warm.extend([await _started(Path(folder), memory) for _ in range(WARM_STARTS)])
-    return [
+    for figure in (
         Figure("up, first start, to healthy", "s", tuple(first), 6.0),
         Figure("up, warm, to healthy", "s", tuple(warm), 2.0),
         Figure("idle mesh before its first turn, resident", "MB", tuple(memory), 400.0),
-    ]
+    ):
+        yield figure
 
 
 async def _started(folder: Path, memory: list[float] | None) -> float:
