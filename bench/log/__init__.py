@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from bench.figure import Figure, Unmeasured
 from bench.log import appends
-from bench.log.world import SickDiskError, world
+from bench.log.world import SickDiskError, start
 
 PARTS = {"appends": appends.measure}
 
@@ -17,7 +17,7 @@ async def measure(size: str, only: str) -> AsyncIterator[Figure | Unmeasured]:
         if not name.startswith(only):
             continue
         try:
-            async with world() as made:
+            async with start() as made:
                 async for figure in part(made, size):
                     yield figure
         except SickDiskError as sick:

@@ -113,7 +113,7 @@ async def store_of(nats: Nats, stack: AsyncExitStack) -> Connection:
 
 
 @asynccontextmanager
-async def world(fill: Callable[[Path, tuple[int, int]], Awaitable[None]] | None = None) -> AsyncIterator[World]:
+async def start(fill: Callable[[Path, tuple[int, int]], Awaitable[None]] | None = None) -> AsyncIterator[World]:
     """Starts everything in a folder of its own. `fill` puts events into the store before."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handmesh-bench-")))

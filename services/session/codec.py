@@ -154,9 +154,10 @@ def nanoseconds(moment: Timestamp) -> int:
 
 def seal(events: Sequence[Event], emitters: Sequence[str], first_position: int, time: int, epoch: int) -> bytes:
     """Sets what the log sets and returns the events as they are stored, and served, for ever."""
+    seconds, nanos = divmod(time, 1_000_000_000)
     for position, (event, emitter) in enumerate(zip(events, emitters, strict=True), first_position):
         event.position = position
-        event.emit_time.CopyFrom(timestamp(time))
+        event.emit_time.seconds, event.emit_time.nanos = seconds, nanos
         event.emitter = emitter
         event.epoch = position if event.HasField("harness_woke") else epoch
     return GetEventsResponse(events=events).SerializeToString()

@@ -22,6 +22,7 @@ PING_SECONDS = 5.0
 MAX_UNANSWERED_PINGS = 2
 CONNECT_SECONDS = 2.0
 RECONNECT_SECONDS = 0.1
+LATE_SECONDS = 0.001  # that news to other replicas may wait for something to be sent with
 MAX_UNSENT_BYTES = 64 * 1024 * 1024  # more waits for the kernel only when NATS does not read
 PLAIN = b"NATS/1.0\r\n"  # how headers without a status begin
 
@@ -100,17 +101,17 @@ class Lane:
         """Waits until NATS can hear us."""
         await self._up.wait()
 
-    def send(self, subject: str, data: bytes, reply: str = "", header: bytes = b"") -> None:
-        """Sends a message. Without a connection it is lost."""
+    def send(self, subject: str, data: bytes, reply: str = "", header: bytes = b"", *, soon: bool = True) -> None:
+        """Sends a message. Without a connection it is lost. What need not be sent soon waits for others, a little."""
         if self._link is None:
             return
         if header:
-            self._link.send(
-                b"HPUB %s %s %d %d\r\n%s%s\r\n"
-                % (subject.encode(), reply.encode(), len(header), len(header) + len(data), header, data)
+            line = b"HPUB %s %s %d %d\r\n%s%s\r\n"
+            self._link.put(
+                line % (subject.encode(), reply.encode(), len(header), len(header) + len(data), header, data), soon
             )
         else:
-            self._link.send(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply.encode(), len(data), data))
+            self._link.put(b"PUB %s %s %d\r\n%s\r\n" % (subject.encode(), reply.encode(), len(data), data), soon)
 
     def listen(self, subject: str, hear: Hear) -> Callable[[], None]:
         """Calls `hear` with what comes, over reconnects, until the returned function is called."""
@@ -131,7 +132,7 @@ class Lane:
 
     def _say(self, line: bytes) -> None:
         if self._link is not None:
-            self._link.send(line)
+            self._link.put(line)
 
     def take(self, number: int, message: Message) -> None:
         """Passes a message on to those who listen."""
@@ -173,7 +174,7 @@ class Lane:
     def _begin(self, link: _Link) -> None:
         self._link = link
         for found in self._by_number.values():
-            link.send(b"SUB %s %d\r\n" % (found.subject.encode(), found.number))
+            link.put(b"SUB %s %d\r\n" % (found.subject.encode(), found.number))
         self._up.set()
         self._tell_gaps()
 
@@ -195,7 +196,9 @@ class _Link(asyncio.Protocol):
     """One TCP connection, from its greeting to its end."""
 
     def __init__(self, lane: Lane, login: Mapping[str, str]) -> None:
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []
+        self._flushing = False
         self.transport: asyncio.Transport | None = None
         self.greeting: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -236,19 +239,30 @@ class _Link(asyncio.Protocol):
         }
         if self._login:
             hello |= {"user": self._login.get("user", ""), "pass": self._login.get("password", "")}
-        self.send(b"CONNECT %s\r\nPING\r\n" % json.dumps(hello).encode())
+        self.put(b"CONNECT %s\r\nPING\r\n" % json.dumps(hello).encode())
         await self._heard(self._pong)
 
     async def run(self) -> None:
         """Asks for signs of life until the connection ends."""
         while not self._ended.done() and self._unanswered < MAX_UNANSWERED_PINGS:
             self._unanswered += 1
-            self.send(b"PING\r\n")
+            self.put(b"PING\r\n")
             await asyncio.wait({self._ended}, timeout=PING_SECONDS)
 
-    def send(self, data: bytes) -> None:
-        if self.transport is not None:
-            self.transport.write(data)
+    def put(self, data: bytes, soon: bool = True) -> None:
+        """Sends once what is ready to run has run, with what that sends: a system call costs more than a message."""
+        self._unsent.append(data)
+        if soon and not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self._flush)
+        elif not soon and len(self._unsent) == 1:
+            self._loop.call_later(LATE_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self._unsent and self.transport is not None and not self._ended.done():
+            self.transport.write(b"".join(self._unsent))
+        self._unsent.clear()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, but is not derived from it
@@ -296,7 +310,7 @@ class _Link(asyncio.Protocol):
 
     def _control(self, line: bytes) -> None:
         if line == b"PING":
-            self.send(b"PONG\r\n")
+            self.put(b"PONG\r\n")
         elif line == b"PONG":
             self._unanswered = 0
             if not self._pong.done():

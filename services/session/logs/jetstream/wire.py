@@ -16,7 +16,7 @@ class NatsWire:
 
     async def send(self, topic: str, key: str, data: bytes) -> None:
         if self._lane.connected:  # else nobody hears, and nobody should hear it late
-            self._lane.send(f"{topic}.{key}", data)
+            self._lane.send(f"{topic}.{key}", data, soon=False)
 
     async def listen(
         self, topic: str, key: str, hear: Callable[[bytes], None], gap: Callable[[], None] | None = None
