@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
 
 from services.sandbox.hand import Limits
@@ -83,6 +84,14 @@ class ControlGroup:
     def oom_file(self) -> Path:
         """The file that counts the kills for want of memory."""
         return self._folders[0] / ("memory.events" if self._unified else "memory.oom_control")
+
+    def kill(self) -> None:
+        """Kills every process in the group."""
+        for folder in self._folders:
+            with contextlib.suppress(FileNotFoundError):
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
         """Removes the group. False while a process is in it."""

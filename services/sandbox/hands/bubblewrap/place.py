@@ -110,6 +110,7 @@ class Bubblewrap:
         if process is not None:
             await process.end()  # process 1 of its namespace: with it goes everything
         group = ControlGroup(record.sandbox_id)
+        group.kill()  # one whose making was cut off is known by its group only
         for _ in range(200):  # the last process leaves its group a moment after it has ended
             if group.remove():
                 break
