@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import time
 from pathlib import Path
 
@@ -25,10 +28,9 @@ def _bare_root(root: Path) -> None:
         (root / "usr" / name).mkdir(parents=True)
         (root / name).symlink_to(f"usr/{name}")
     shutil.copy("/bin/bash", root / "usr/bin")
-    loaded = (
-        Path("/proc/self/maps").read_text()
-        + subprocess.run(["ldd", "/bin/bash"], capture_output=True, text=True, check=True).stdout
-    )
+    modules = Path(sysconfig.get_config_var("DESTSHARED"))
+    programs = ["/bin/bash", os.path.realpath(sys.executable), *map(str, modules.glob("*.so"))]
+    loaded = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
     for library in set(re.findall(r"\s(/(?:usr/)?lib\S+\.so[\w.]*)", loaded)):
         place = root / "usr" / library.removeprefix("/usr").lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
 from services.sandbox.hand import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 _PARENT = "handmesh"
+_MAKING_SECONDS = 120.0
 _PERIOD = 100_000  # microseconds
 _CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -103,3 +105,12 @@ class ControlGroup:
             except OSError:
                 return False
         return True
+
+
+def sweep(root: Path = ROOT) -> None:
+    """Removes the groups of sandboxes that ended by themselves: those that are empty and not just being made."""
+    parents = [root / _PARENT, *(root / controller / _PARENT for controller in _CONTROLLERS)]
+    for folder in [folder for parent in parents if parent.is_dir() for folder in parent.iterdir() if folder.is_dir()]:
+        with contextlib.suppress(OSError):  # it has processes, or is gone by now
+            if time.time() - folder.stat().st_mtime > _MAKING_SECONDS:
+                folder.rmdir()
