@@ -103,7 +103,8 @@ class Records:
                 shutil.rmtree(folder)
 
 
-def _unlock(folder: Path) -> None:
+def unlock(folder: Path) -> None:
+    """Gives the owner all rights to every folder below one. Follows no links."""
     for parent, names, _ in os.walk(folder):
         for path in (Path(parent) / name for name in names):
             if not path.is_symlink():
