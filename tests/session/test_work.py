@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -228,7 +229,7 @@ async def test_a_harness_that_does_nothing_is_not_asked_at_once_again(
             assert await one.release(offer)
         await one.offer()
         moments.append(asyncio.get_running_loop().time())
-        pauses = [after - before for before, after in zip(moments, moments[1:], strict=False)]
+        pauses = [after - before for before, after in itertools.pairwise(moments)]
         assert pauses[0] >= 0.3 and pauses[1] >= 0.6 and pauses[2] >= 1.2
 
 
