@@ -233,6 +233,8 @@ class RunnerHand:
 
     async def tidy(self) -> None:
         """See `Hand.tidy`."""
+        for folder in self._records.unfinished():
+            await asyncio.to_thread(self._records.remove, folder)
         for record in self._records.all():
             if record.sandbox_id not in self._unfinished and not (record.ready and await self._place.lives(record)):
                 await self._remove(record)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from services.kit.errors import Refused, Unavailable
 from services.sandbox.hand import WORKSPACE, Recipe
-from services.sandbox.hands.bubblewrap import launch, seccomp, view
+from services.sandbox.hands.bubblewrap import cgroups, launch, seccomp, view
 from services.sandbox.hands.bubblewrap.cgroups import ControlGroup
 from services.sandbox.hands.bubblewrap.users import Users
 from services.sandbox.local_process import LocalProcess, listen
@@ -110,6 +110,7 @@ class Bubblewrap:
         if process is not None:
             await process.end()  # process 1 of its namespace: with it goes everything
         group = ControlGroup(record.sandbox_id)
+        group.kill()  # one whose making was cut off is known by its group only
         for _ in range(200):  # the last process leaves its group a moment after it has ended
             if group.remove():
                 break
@@ -124,7 +125,8 @@ class Bubblewrap:
             return ""
 
     async def tidy(self, known: Sequence[Record]) -> None:
-        """See `Place.tidy`. A runner without a record ends itself; what is left is the claim of a user."""
+        """See `Place.tidy`. A runner without a record ends itself; its user and its group are left."""
+        cgroups.sweep()
         self._users.keep_only({record.sandbox_id for record in known})
 
     async def close(self) -> None:
