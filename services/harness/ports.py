@@ -84,8 +84,8 @@ class ModelFailure(Exception):
 class Model(Protocol):
     """The model's API."""
 
-    def newest(self) -> str:
-        """Names the newest model that the installed client library knows."""
+    async def newest(self) -> str:
+        """Names the newest model that the client library knows. Loads that library, which may take a second."""
 
     async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
         """Sends a request and streams the answer: `show(block_index, kind, piece)` for each piece of a block.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from handmesh.client import Client, connect
 
+from handmesh.client import Client, connect
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import Ports
 from handmesh.launcher.settings import MeshSettings, Scripted

@@ -7,14 +7,14 @@ import json
 from typing import Any
 
 import pytest
+
 from handmesh.client import Client, HandmeshError, Session
 from handmesh.client.addresses import Addresses, local_api_key
 from handmesh.client.channels import Link
-
 from handmesh.launcher.mesh import Mesh
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
-from handmesh.sandbox.v1.tool_pb2 import ToolOutcome
+from handmesh.sandbox.v1.tool_pb2 import ToolOutcome, ToolResult
 from handmesh.session.v1 import session_pb2
 from handmesh.session.v1.config_pb2 import HandSpec, McpServer, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, HarnessWoke, MessageReceived, ToolFinished, TurnEndReason
@@ -186,11 +186,14 @@ async def test_bad_input_is_refused_with_a_reason(client: Client) -> None:
         assert (await refused(client.session(hostile).get())).reason == "ID_INVALID"
     assert (await refused(client.session(NOBODY).get())).reason == "SESSION_NOT_FOUND"
     assert (await refused(session.emit(Event(harness_woke=HarnessWoke())))).reason == "EMITTER_DENIED"
-    assert (await refused(session.emit(Event(tool_finished=ToolFinished())))).reason == "EMITTER_DENIED"
+    result = ToolResult(output="hi", outcome=ToolOutcome.TOOL_OUTCOME_OK)
+    finished = Event(tool_finished=ToolFinished(tool_use_id="t1", result=result))
+    assert (await refused(session.emit(finished))).reason == "EMITTER_DENIED"
     assert (await refused(session.emit(Event()))).reason == "EVENT_INVALID"
     big = Event(message_received=MessageReceived(content_json=json.dumps([{"type": "text", "text": "x" * 2**20}])))
     assert (await refused(session.emit(big))).reason == "EVENT_TOO_LARGE"
-    stale = await refused(session.emit(Event(message_received=MessageReceived(content_json="[]")), expected_position=1))
+    hello = Event(message_received=MessageReceived(content_json='[{"type": "text", "text": "hello"}]'))
+    stale = await refused(session.emit(hello, expected_position=1))
     assert (stale.reason, stale.metadata["last_position"]) == ("POSITION_CONFLICT", str(len(log)))
     assert [event async for event in session.events(1_000)] == []
     with pytest.raises(HandmeshError) as told:

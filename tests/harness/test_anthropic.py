@@ -123,9 +123,9 @@ async def test_a_model_that_cannot_be_reached_may_come_back(key_file: Path) -> N
     assert (failure.value.reason, failure.value.retryable) == ("MODEL_UNAVAILABLE", True)
 
 
-def test_the_newest_model_is_the_installed_packages() -> None:
+async def test_the_newest_model_is_the_installed_packages() -> None:
     """The default comes from the package's own list."""
-    assert AnthropicModel(None, None).newest().startswith("claude-")
+    assert (await AnthropicModel(None, None).newest()).startswith("claude-")
 
 
 TURN = {

@@ -14,6 +14,7 @@ from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import fact_of
 from services.harness.core import ToolResult, ToolSpec
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox
+from services.kit import ids
 from services.kit.errors import Conflict, Gone, Refused, ServiceError
 
 SESSION = "sess_" + "0" * 26
@@ -62,6 +63,8 @@ class MemoryLog:
 
     async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
         await asyncio.sleep(0)
+        for event in events:
+            ids.check("event_id", event.event_id)
         async with self._news:
             found = [event.position for event in self.events if event.event_id == events[0].event_id]
             if found:
@@ -115,7 +118,7 @@ class ScriptedModel:
         self.steps = list(steps)
         self.requests: list[Mapping[str, Any]] = []
 
-    def newest(self) -> str:
+    async def newest(self) -> str:
         return "newest"
 
     async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:

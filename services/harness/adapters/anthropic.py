@@ -42,12 +42,9 @@ class AnthropicModel:
         self._base_url = base_url
         self._client: AsyncAnthropic | None = None
 
-    def newest(self) -> str:
-        """Names the first model of the installed package's list, which is the newest."""
-        from anthropic.types.model_param import ModelParam
-
-        names = typing.get_args(typing.get_args(ModelParam)[0])
-        return str(names[0])
+    async def newest(self) -> str:
+        """Names the first model of the installed package's list, which is the newest. Loads the package."""
+        return await asyncio.to_thread(_newest)
 
     async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
         """Sends a request and streams the answer (see `Model.ask`)."""
@@ -99,6 +96,13 @@ class AnthropicModel:
                 )
             self._client = await asyncio.to_thread(_made, key, self._base_url)
         return self._client
+
+
+def _newest() -> str:
+    from anthropic.types.model_param import ModelParam
+
+    names = typing.get_args(typing.get_args(ModelParam)[0])
+    return str(names[0])
 
 
 def _made(key: str, base_url: str | None) -> AsyncAnthropic:

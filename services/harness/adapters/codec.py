@@ -225,10 +225,12 @@ def turn_ended(epoch: int, head: int, reason: core.EndReason, read: int, stop_re
     return Event(event_id=f"ended-{epoch}-{head}", turn_ended=it)
 
 
-def error_raised(epoch: int, head: int, part: str, reason: str, message: str, retryable: bool) -> Event:
-    """Something failed that the session survived."""
+def error_raised(
+    epoch: int, head: int, part: str, reason: str, message: str, retryable: bool, about: str = ""
+) -> Event:
+    """Something failed that the session survived. `about` tells events of one moment and part apart."""
     it = event_pb2.ErrorRaised(reason=reason, message=message, part=part, retryable=retryable)
-    return Event(event_id=f"error-{epoch}-{head}-{part}", error_raised=it, ignorable=True)
+    return Event(event_id=f"error-{epoch}-{head}-{part}-{about}", error_raised=it, ignorable=True)
 
 
 def retry_scheduled(epoch: int, head: int, reason: str, attempt: int, at: float) -> Event:

@@ -44,7 +44,7 @@ class Calls:
                 tools = await self._ports.hands.tools(spec)
             except ServiceError as problem:
                 events.append(codec.offered(epoch, head, hand, (), failed=True))
-                events.append(self._raised(f"hand {hand}", "hand", problem))
+                events.append(self._raised("hand", hand, problem))
             else:
                 prefix = f"{hand}__" if len(config.hands) > 1 else ""
                 events.append(codec.offered(epoch, head, hand, [_named(tool, prefix) for tool in tools]))
@@ -58,25 +58,21 @@ class Calls:
             tools, problems = await self._ports.servers.tools(self._journal.grant)
         except ServiceError as problem:
             failed = [codec.offered(epoch, head, server, (), failed=True) for server in wanted]
-            return [*failed, self._raised("servers", "vault_proxy", problem)]
+            return [*failed, self._raised("vault_proxy", "servers", problem)]
         down = {server for server, tool, *_ in problems if not tool}
         events = []
         for server in wanted:
             mine = [tool for tool in tools if tool.name.partition("__")[0] == server]
             events.append(codec.offered(epoch, head, server, mine, failed=server in down))
-        for server, _, reason, message in problems:
-            events.append(
-                codec.error_raised(epoch, head, f"server {server}", reason, f"{server}: {message}", retryable=True)
-            )
+        for number, (server, _, reason, message) in enumerate(problems):
+            said = f"{server}: {message}"
+            events.append(codec.error_raised(epoch, head, "vault_proxy", reason, said, True, f"{server}-{number}"))
         return events
 
-    def _raised(self, part: str, kind: str, problem: ServiceError) -> Event:
-        head = self._state().head
-        event = codec.error_raised(
-            self._journal.epoch, head, kind, problem.reason, problem.message, isinstance(problem, Unavailable)
-        )
-        event.event_id = f"error-{self._journal.epoch}-{head}-{part.replace(' ', '-')}"
-        return event
+    def _raised(self, part: str, about: str, problem: ServiceError) -> Event:
+        epoch, head = self._journal.epoch, self._state().head
+        again = isinstance(problem, Unavailable)
+        return codec.error_raised(epoch, head, part, problem.reason, problem.message, again, about)
 
     async def provision(self, hand: str) -> None:
         """Makes a hand's sandbox. When that fails, the calls that wait for it are told so."""
@@ -89,7 +85,7 @@ class Calls:
         except Conflict:
             raise  # fenced: the journal will say so
         except ServiceError as problem:
-            await self._journal.say(self._raised(f"provision {hand}", "hand", problem))
+            await self._journal.say(self._raised("hand", hand, problem))
             for call in self._waiting_for(hand):
                 told = ToolResult(f"The hand {hand} could not be provisioned: {problem.message}", "GONE")
                 await self._journal.say(codec.call_finished(call.call.id, told))
@@ -148,7 +144,7 @@ class Calls:
 
     async def _lost(self, run: RunCall, problem: ServiceError) -> ToolResult:
         part = "hand" if run.sandbox_id else "vault_proxy"
-        await self._journal.say(self._raised(f"call {run.call.id}", part, problem))
+        await self._journal.say(self._raised(part, run.call.id, problem))
         return ToolResult(f"The call failed before it could answer: {problem.message}", "UNKNOWN")
 
     async def settle(self, calls: tuple[Call, ...]) -> None:

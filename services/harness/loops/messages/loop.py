@@ -48,8 +48,7 @@ class MessagesType:
         except Fenced:
             _log.info("another harness owns the session", session_id=log.session_id, epoch=turn.journal.epoch)
         finally:
-            await turn.cancel()
-            await turn.journal.close()
+            await turn.close()
 
 
 class Turn:
@@ -62,12 +61,14 @@ class Turn:
         self._progress = progress
         self._calls = Calls(self.journal, ports, lambda: self.state)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._newest: asyncio.Task[str] | None = None
 
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
 
     async def work(self) -> None:
-        """Works until the state says to rest."""
+        """Works until the state says to rest. The model's library loads while tools are looked up or run."""
+        self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         while True:
             self.journal.check()
             head, action = self.state.head, core.decide(self.state)
@@ -144,11 +145,21 @@ class Turn:
             await asyncio.wait(running)
         self._tasks.clear()
 
+    async def close(self) -> None:
+        """Ends the run: nothing of it goes on in this process."""
+        await self.cancel()
+        if self._newest is not None:
+            self._newest.cancel()
+            await asyncio.wait({self._newest})
+        await self.journal.close()
+
     async def _ask(self, action: core.AskModel) -> None:
         """Asks the model and says what it answered, or that it did not."""
         await asyncio.sleep(max(0.0, action.not_before - self._ports.now()))
+        assert self._newest is not None
+        newest = await asyncio.shield(self._newest)
         state = self.state  # a message that landed while waiting is read too
-        request = view(state, self._ports.model.newest())
+        request = view(state, newest)
         body = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         event_id = f"reply-{self.journal.epoch}-{state.head}"
         try:
