@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSe
 from services.kit.access import ACCESS
 from services.kit.settings import REQUIRED, Mesh
 
+BUF = Path(sysconfig.get_path("scripts")) / "buf"
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference.md"
 SERVICES = ("session", "harness", "sandbox", "vault_proxy")
@@ -76,8 +78,7 @@ def settings() -> Iterator[str]:
 
 def contracts() -> list[FileDescriptorProto]:
     """Compiles the contracts with their comments; ours only, by name."""
-    buf = Path(sys.executable).with_name("buf")  # of the environment that runs this
-    built = subprocess.run([buf, "build", "proto", "-o", "-#format=binpb"], capture_output=True, check=True, cwd=ROOT)
+    built = subprocess.run([BUF, "build", "proto", "-o", "-#format=binpb"], capture_output=True, check=True, cwd=ROOT)
     files = FileDescriptorSet.FromString(built.stdout).file
     return sorted((file for file in files if file.package.startswith("handmesh.")), key=lambda file: file.name)
 

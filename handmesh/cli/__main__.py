@@ -47,9 +47,12 @@ app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options"
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"handmesh {version('handmesh')}")
+        try:
+            typer.echo(f"handmesh {version('handmesh')}")
+        except PackageNotFoundError:  # run from its folder
+            typer.echo("handmesh (not installed)")
         raise typer.Exit
 
 

@@ -173,7 +173,9 @@ def hands(bubblewrap: Check, docker: Check) -> list[Check]:
     """Judges both kinds of hands together: one is enough, none is too few."""
     if GOOD in (bubblewrap.state, docker.state):
         return [bubblewrap, docker]
-    remedy = "One of the two above is needed to run tools in isolation"
+    remedy = (
+        "One of the two above is needed. Without any isolation: `handmesh up --allow-unisolated`, environment process"
+    )
     return [bubblewrap, docker, Check("hands", MISSING, "nothing isolates tools here", remedy)]
 
 

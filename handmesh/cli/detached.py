@@ -10,7 +10,7 @@ from pathlib import Path
 
 import typer
 
-from handmesh.cli.upkeep import option_of, welcome
+from handmesh.cli.upkeep import ALLOW_UNISOLATED, option_of, welcome
 from handmesh.client.health import serves
 from handmesh.launcher.errors import AlreadyRunning, LaunchError
 from handmesh.launcher.files import private_directory
@@ -64,6 +64,8 @@ def _spawn(settings: MeshSettings, log: Path) -> subprocess.Popen[bytes]:
     arguments += ["--port-base", str(base), "--log-level", settings.log_level]
     if isinstance(settings.model, Scripted):
         arguments += ["--model-script", str(settings.model.script)]
+    if settings.extra["sandbox"].get(ALLOW_UNISOLATED):
+        arguments.append("--allow-unisolated")
     if settings.environments_file is not None:
         arguments += ["--environments", str(settings.environments_file)]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -30,6 +30,9 @@ def up(
         Path | None,
         typer.Option(exists=True, dir_okay=False, metavar="FILE", help="A file of environments for sandboxes."),
     ] = None,
+    allow_unisolated: Annotated[
+        bool, typer.Option("--allow-unisolated", help="Allow the environment `process`, which isolates nothing.")
+    ] = False,
     log_level: Annotated[
         str, typer.Option(metavar="LEVEL", help="From where on the services log: debug, info, ...")
     ] = "info",
@@ -44,19 +47,31 @@ def up(
     async def body() -> int:
         from handmesh.cli import detached, upkeep
 
-        settings = upkeep.settings_of(resolved(data_directory), port_base, model_script, environments, log_level)
+        options = upkeep.UpOptions(port_base, model_script, environments, allow_unisolated, log_level)
+        settings = upkeep.settings_of(resolved(data_directory), options)
         return await (detached.start(settings) if detach else upkeep.hold_up(settings))
 
     run(body)
 
 
-def down(data_directory: DataDirectory = None) -> None:
-    """Stops the mesh of a data directory, wherever it was started. Its state stays."""
+def down(
+    release: Annotated[bool, typer.Option("--release", help="Also end all hands, with what is in them.")] = False,
+    data_directory: DataDirectory = None,
+) -> None:
+    """Stops the mesh of a data directory, wherever it was started. Its state stays.
+
+    Hands stay too, and what runs in them: their sessions find them again at the next `up`. --release ends them.
+    """
 
     async def body() -> int:
-        from handmesh.launcher.lock import stop_running
+        from handmesh.client import connect
+        from handmesh.launcher.lock import running, stop_running
 
         directory = resolved(data_directory)
+        if release and running(directory) is not None:
+            async with connect(data_directory=directory) as mesh:
+                for sandbox in await mesh.sandboxes():
+                    await mesh.release(sandbox.sandbox_id)
         stopped = await stop_running(directory)
         typer.echo("stopped" if stopped else f"no mesh runs on {directory}", err=not stopped)
         return 0

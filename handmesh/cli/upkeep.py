@@ -9,21 +9,24 @@ import asyncio
 import os
 import signal
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from handmesh.cli.arguments import UsageError
 from handmesh.cli.printing import console
+from handmesh.client import HandmeshError, connect
 from handmesh.client import settings as client_settings
 from handmesh.client.health import listens
 from handmesh.launcher.errors import AlreadyRunning
 from handmesh.launcher.lock import running
 from handmesh.launcher.mesh import Mesh
-from handmesh.launcher.ports import HOST, SERVICES, Ports
+from handmesh.launcher.ports import DEFAULT_BASE, HOST, SERVICES, Ports
 from handmesh.launcher.settings import Claude, MeshSettings, Scripted
 
 API_KEY, BASE_URL = "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
+ALLOW_UNISOLATED, DOCKER_HOST = "HANDMESH_ALLOW_UNISOLATED", "DOCKER_HOST"
 
 LOOK_EVERY = 0.05
 """Seconds between two looks at which parts are up, while a person waits."""
@@ -35,30 +38,48 @@ _PORTS_OF_PARTS = ("nats", "openbao", *SERVICES, "model")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
-def settings_of(
-    data_directory: Path, port_base: int, model_script: Path | None, environments: Path | None, log_level: str
-) -> MeshSettings:
+@dataclass(frozen=True)
+class UpOptions:
+    """What `handmesh up` was told."""
+
+    port_base: int = DEFAULT_BASE
+    model_script: Path | None = None
+    environments: Path | None = None
+    allow_unisolated: bool = False
+    log_level: str = "info"
+
+
+def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
     """Makes the launcher's settings from the options and the environment. Raises UsageError."""
     from handmesh.scripted_model.reading import DEFAULT_SCRIPT
 
-    if log_level not in LOG_LEVELS:
-        raise UsageError(f"--log-level {log_level!r}: expected one of {', '.join(LOG_LEVELS)}")
+    if options.log_level not in LOG_LEVELS:
+        raise UsageError(f"--log-level {options.log_level!r}: expected one of {', '.join(LOG_LEVELS)}")
     try:
-        ports = Ports.at(port_base)
+        ports = Ports.at(options.port_base)
     except ValueError as problem:
         raise UsageError(f"--port-base: {problem}") from None
     api_key = os.environ.get(API_KEY, "")
-    model: Claude | Scripted = Scripted(model_script or DEFAULT_SCRIPT)
-    if api_key and model_script is None:
+    model: Claude | Scripted = Scripted(options.model_script or DEFAULT_SCRIPT)
+    if api_key and options.model_script is None:
         model = Claude(api_key, os.environ.get(BASE_URL) or None)
     return MeshSettings(
         data_directory=data_directory,
         model=model,
         caller_environment=os.environ,
         ports=ports,
-        log_level=log_level,
-        environments_file=environments,
+        log_level=options.log_level,
+        environments_file=options.environments,
+        extra={"sandbox": _sandbox_variables(options)},
     )
+
+
+def _sandbox_variables(options: UpOptions) -> dict[str, str]:
+    """Returns what the sandbox service is told besides: where Docker is, and whether no isolation will do."""
+    variables = {ALLOW_UNISOLATED: "1"} if options.allow_unisolated or os.environ.get(ALLOW_UNISOLATED) == "1" else {}
+    if os.environ.get(DOCKER_HOST):
+        variables[DOCKER_HOST] = os.environ[DOCKER_HOST]
+    return variables
 
 
 async def hold_up(settings: MeshSettings) -> int:
@@ -77,9 +98,26 @@ async def hold_up(settings: MeshSettings) -> int:
         try:
             await _keep_whole(mesh, told, out)
         finally:
+            hands = await _hands(mesh)
             out.print("stopping ...", style="dim")
-    out.print("stopped. The state is kept.", style="dim")
+    out.print(f"stopped. The state is kept{_stay(hands, settings.data_directory)}.", style="dim")
     return 0
+
+
+async def _hands(mesh: Mesh) -> int:
+    """Returns how many hands stand now, which the end of the mesh does not end; 0 when the service does not say."""
+    try:
+        async with connect(data_directory=mesh.settings.data_directory) as client:
+            return len(await client.sandboxes())
+    except HandmeshError:
+        return 0
+
+
+def _stay(hands: int, data_directory: Path) -> str:
+    if not hands:
+        return ""
+    ending = f"`handmesh down --release{option_of(data_directory)}` would have ended them"
+    return f", and its hands ({hands}) stand for the next up; {ending}"
 
 
 async def _started(settings: MeshSettings, told: asyncio.Event, out: Console) -> Mesh | None:

@@ -13,11 +13,14 @@ from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError
 from handmesh.client.session import Session, message, new_event_id
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
+from handmesh.sandbox.v1 import sandbox_pb2
+from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 from handmesh.session.v1 import config_pb2, event_pb2, session_pb2
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 
 if TYPE_CHECKING:
     from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceAsyncStub
+    from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 
 
@@ -63,6 +66,8 @@ class Client:
         self.session_stub: SessionServiceAsyncStub = SessionServiceStub(self.session_link.channel)
         self.harness_link = Link(addresses.harness, api_key, ca_file)
         self.harness_stub: HarnessServiceAsyncStub = HarnessServiceStub(self.harness_link.channel)
+        self.sandbox_link = Link(addresses.sandbox, api_key, ca_file)
+        self.sandbox_stub: SandboxServiceAsyncStub = SandboxServiceStub(self.sandbox_link.channel)
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,6 +79,7 @@ class Client:
         """Ends what is still running and closes."""
         await self.session_link.close()
         await self.harness_link.close()
+        await self.sandbox_link.close()
 
     async def create_session(
         self,
@@ -118,3 +124,18 @@ class Client:
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
+
+    async def sandboxes(self, session_id: str | None = None) -> list[sandbox_pb2.Sandbox]:
+        """Returns the sandboxes that there are, or those of one session, oldest first."""
+        request = sandbox_pb2.ListSandboxesRequest(session_id=session_id)
+        return list((await self.sandbox_link.call(self.sandbox_stub.ListSandboxes, request)).sandboxes)
+
+    async def executions(self, sandbox_id: str) -> list[sandbox_pb2.Execution]:
+        """Returns what a sandbox has run, oldest first."""
+        request = sandbox_pb2.ListExecutionsRequest(sandbox_id=sandbox_id)
+        return list((await self.sandbox_link.call(self.sandbox_stub.ListExecutions, request)).executions)
+
+    async def release(self, sandbox_id: str) -> None:
+        """Ends a sandbox and all that runs in it, and removes its files. Idempotent."""
+        request = sandbox_pb2.ReleaseRequest(sandbox_id=sandbox_id)
+        await self.sandbox_link.call(self.sandbox_stub.Release, request)

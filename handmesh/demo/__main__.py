@@ -96,7 +96,7 @@ async def _prove(stage: Stage, narrator: Narrator, session: Session, call: str) 
     for event in events:
         print_event(narrator.out, event)
     narrator.step("What must hold")
-    executions = [each.execution_id for each in await stage.executions(await sandbox_of(session))]
+    executions = [each.execution_id for each in await stage.client.executions(await sandbox_of(session))]
     findings = [
         proof.dense_positions(events),
         proof.turns_done(events, turns=2),

@@ -15,16 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handmesh.client import Client, connect
-from handmesh.client.addresses import Addresses, local_api_key
-from handmesh.client.channels import Link
 from handmesh.client.health import listens
 from handmesh.launcher.files import write_private
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import HOST, Ports, free_ports
 from handmesh.launcher.processes import Command, Process
 from handmesh.launcher.settings import MeshSettings, Scripted, child_environment
-from handmesh.sandbox.v1 import sandbox_pb2
-from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 
 SCRIPT = Path(__file__).with_name("script.yaml")
 SERVER = "shop"
@@ -39,21 +35,14 @@ class Stage:
 
     mesh: Mesh
     client: Client
-    sandbox: Link
     data_directory: Path
     server_url: str
     vault_id: str
     token: str = field(repr=False)
 
-    async def executions(self, sandbox_id: str) -> list[sandbox_pb2.Execution]:
-        """Returns what a sandbox has run, oldest first."""
-        stub = SandboxServiceStub(self.sandbox.channel)
-        request = sandbox_pb2.ListExecutionsRequest(sandbox_id=sandbox_id)
-        return list((await self.sandbox.call(stub.ListExecutions, request)).executions)
-
     async def runs(self, sandbox_id: str, execution_id: str) -> bool:
         """Says whether a sandbox runs an execution right now."""
-        executions = await self.executions(sandbox_id)
+        executions = await self.client.executions(sandbox_id)
         return any(each.execution_id == execution_id and each.running for each in executions)
 
 
@@ -95,11 +84,12 @@ async def set_up(directory: Path, mesh: Mesh, server: str) -> AsyncIterator[Stag
         origin = f"http://{server}"
         vault_id = await asyncio.to_thread(_store, mesh, token, origin)
         data_directory = mesh.settings.data_directory
-        addresses = Addresses.of_ports(mesh.settings.ports)
-        sandbox = Link(addresses.sandbox, local_api_key(data_directory), None)
         async with connect(data_directory=data_directory) as client:
-            yield Stage(mesh, client, sandbox, data_directory, f"{origin}/mcp", vault_id, token)
-        await sandbox.close()
+            try:
+                yield Stage(mesh, client, data_directory, f"{origin}/mcp", vault_id, token)
+            finally:  # hands outlive the services that made them, so they are ended first
+                for each in await client.sandboxes():
+                    await client.release(each.sandbox_id)
     finally:
         await process.stop()
 

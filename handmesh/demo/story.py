@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from handmesh.cli.escape import one_line
 from handmesh.cli.following import Item
 from handmesh.cli.lines import blocks_of, kind_of
 from handmesh.client import Session
 from handmesh.demo.narration import Narrator
 from handmesh.demo.stage import SERVER, Stage
+from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import config_pb2, event_pb2
 
 FIRST_TASK = "Write a small program for a greeting, try it, and take a note."
@@ -24,6 +26,7 @@ WAKE_AFTER = 10.0
 
 
 LOOK_EVERY = 0.02
+WORDS_SHOWN = 1_000
 
 
 class StoryError(Exception):
@@ -50,7 +53,11 @@ async def first_turn(stage: Stage, narrator: Narrator, show: Callable[[Item], No
                     "MCP over streamable HTTP, OpenBao",
                 )
             show(item)
-            if isinstance(item, event_pb2.Event) and item.HasField("turn_ended"):
+            if not isinstance(item, event_pb2.Event):
+                continue
+            if item.HasField("tool_finished"):
+                _require_good(item.tool_finished.result)
+            if item.HasField("turn_ended"):
                 if item.turn_ended.reason != event_pb2.TURN_END_REASON_DONE:
                     raise StoryError("the first turn did not end well")
                 return session
@@ -85,6 +92,12 @@ async def second_turn(stage: Stage, narrator: Narrator, session: Session, show: 
             waking.cancel()
             await asyncio.gather(waking, return_exceptions=True)
     raise AssertionError("a watch has no end")
+
+
+def _require_good(result: tool_pb2.ToolResult) -> None:
+    """Raises StoryError with what the tool, or the sandbox service for it, says: without its hand the demo is over."""
+    if result.outcome != tool_pb2.TOOL_OUTCOME_OK:
+        raise StoryError(f"a tool call did not go well: {one_line(result.output, WORDS_SHOWN)}")
 
 
 def _calls_server(event: event_pb2.Event) -> bool:

@@ -48,6 +48,7 @@ def told(
     *,
     workspace: str,
     records: str,
+    anchor: str,
     socket: str | None = None,
     socket_fd: int | None = None,
     tool_uid: int | None = None,
@@ -61,6 +62,7 @@ def told(
     config = Config(
         workspace=workspace,
         records=records,
+        anchor=anchor,
         socket=socket,
         socket_fd=socket_fd,
         tool_uid=tool_uid,

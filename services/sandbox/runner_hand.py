@@ -34,6 +34,7 @@ START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
 LATE_SECONDS = 30.0  # past an execution's limit, after which its runner is taken to be stuck
 _POLL_SECONDS = 0.005
+_DEATH_LOOKS, _DEATH_SECONDS = 20, 0.05
 _log = Log("services.sandbox.runner_hand")
 
 
@@ -263,10 +264,13 @@ class RunnerHand:
             raise await self._lost(record) from None
 
     async def _lost(self, record: Record) -> Gone | Unavailable:
-        """Returns what to raise when a runner has not answered."""
-        if await self._place.lives(record):
-            return Unavailable("BACKEND_UNAVAILABLE", "the sandbox does not answer", backend=self._place.name)
-        return _gone(record.sandbox_id)
+        """Returns what to raise when a runner has not answered. One that has just died may still look alive."""
+        for _ in range(_DEATH_LOOKS):
+            if not await self._place.lives(record):
+                self._known.pop(record.sandbox_id, None)
+                return _gone(record.sandbox_id)
+            await asyncio.sleep(_DEATH_SECONDS)
+        return Unavailable("BACKEND_UNAVAILABLE", "the sandbox does not answer", backend=self._place.name)
 
 
 def _gone(sandbox_id: str) -> Gone:

@@ -85,7 +85,7 @@ class Reader:
     async def _fill(self, session_id: str, span: Span, ask: Ask) -> tuple[list[Event], Span]:
         found: list[Event] = []
         cut = Cut(ask.limit)
-        looked_at, step = 0, BATCH_SPAN if ask.descending else READ_SPAN
+        looked_at, step = 0, BATCH_SPAN if ask.descending else READ_SPAN if ask.kinds else min(READ_SPAN, ask.limit)
         while span and not cut.full and looked_at < MAX_SCAN:
             part = next_read(span, step, descending=ask.descending)
             events = await self._events(session_id, part, whole=ask.descending)

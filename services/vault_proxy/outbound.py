@@ -14,7 +14,6 @@ Imported on first use: httpx2 costs 70 ms and 16 MB.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import enum
 import re
@@ -44,13 +43,13 @@ WRITE_SECONDS = 30.0
 KEEPALIVE_SECONDS = 30.0
 CONNECTIONS = 16  # of one session to one server: more calls at once wait for their turn
 BODY_BYTES = 8 * 1024 * 1024  # of one answer, however it comes
+REST_BYTES = 64 * 1024  # what is read, and for how long, of an answer that has said enough
+REST_SECONDS = 1.0
 
 _SENT = frozenset({"accept", "cache-control", "content-length", "content-type", "host", "last-event-id", "user-agent"})
 _TAKEN = frozenset({"cache-control", "content-length", "content-type", "mcp-protocol-version", "mcp-session-id"})
 _OWN = re.compile(rb"mcp-[a-z0-9-]{1,64}")
 _SESSION_HEADER = b"mcp-session-id"
-
-silence("httpx2", "httpcore2")
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -69,6 +68,7 @@ class Exchange:
     """What happened on the wire for one call. The newest request of the call counts."""
 
     status: int = 0  # of the answer; 0 before there is one
+    readable: bool = False  # the answer is of a type that MCP has
     failure: Failure | None = None
     in_session: bool = False  # the request named a session of the server's
     sent: bool = False  # something may have reached the server
@@ -98,6 +98,7 @@ class Outbound:
     """Makes clients. `allowed` are the hosts that may be plain http or private."""
 
     def __init__(self, allowed: Allowed, ca_file: Path | None = None, resolve: Resolve = system_resolve) -> None:
+        silence("httpx2", "httpcore2")
         self._allowed = allowed
         self._resolve = resolve
         self._tls = ssl.create_default_context()
@@ -183,7 +184,7 @@ class _Transport(httpx2.AsyncBaseTransport):
         if request.method == "GET" and "last-event-id" not in request.headers:
             return httpx2.Response(405)  # a stream of what nobody asked for: servers may not have one either
         exchange = _exchange.get(None) or Exchange()
-        exchange.status, exchange.failure = 0, None
+        exchange.status, exchange.readable, exchange.failure = 0, False, None
         try:
             outgoing = self._outgoing(request, exchange)
             exchange.sent = True
@@ -192,7 +193,7 @@ class _Transport(httpx2.AsyncBaseTransport):
             exchange.sent, exchange.failure = False, Failure.DENIED
         except (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.PoolTimeout):
             exchange.sent, exchange.failure = False, Failure.UNREACHABLE
-        except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError):
+        except _BROKEN:
             exchange.failure = Failure.BROKEN
         else:
             exchange.status = answer.status
@@ -226,6 +227,8 @@ def _is_own(name: bytes) -> bool:
 
 def _incoming(answer: httpcore2.Response, exchange: Exchange) -> httpx2.Response:
     headers = [(name, value) for name, value in answer.headers if name.lower().decode("latin-1") in _TAKEN]
+    kinds = [value.partition(b";")[0].strip().lower() for name, value in headers if name.lower() == b"content-type"]
+    exchange.readable = kinds in ([b"application/json"], [b"text/event-stream"])
     packed = any(
         name.lower() == b"content-encoding" and value.strip().lower() != b"identity" for name, value in answer.headers
     )
@@ -239,8 +242,10 @@ class _Body(httpx2.AsyncByteStream):
 
     def __init__(self, answer: httpcore2.Response, exchange: Exchange, packed: bool) -> None:
         self._answer = answer
+        self._parts = answer.aiter_stream()
         self._exchange = exchange
         self._packed = packed
+        self._whole = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         if self._packed:
@@ -248,16 +253,36 @@ class _Body(httpx2.AsyncByteStream):
             raise BodyRefused("the answer is compressed, although that was not offered")
         size = 0
         try:
-            async with contextlib.aclosing(self._answer.aiter_stream()) as parts:
-                async for part in parts:
-                    size += len(part)
-                    if size > BODY_BYTES:
-                        self._exchange.failure = Failure.TOO_LARGE
-                        raise BodyRefused("the answer is too large")
-                    yield part
-        except (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError):
+            async for part in self._parts:
+                size += len(part)
+                if size > BODY_BYTES:
+                    self._exchange.failure = Failure.TOO_LARGE
+                    raise BodyRefused("the answer is too large")
+                yield part
+            self._whole = True
+        except _BROKEN:
             self._exchange.failure = Failure.BROKEN
             raise BodyRefused("the answer broke off") from None
 
     async def aclose(self) -> None:
-        await self._answer.aclose()
+        """Lets go of the answer. What little is left is read first: then the connection can be used again."""
+        try:
+            if not self._whole and self._exchange.failure is None:
+                async with asyncio.timeout(REST_SECONDS):
+                    await self._read_rest()
+        except (TimeoutError, *_BROKEN):
+            pass
+        finally:
+            await self._parts.aclose()
+            await self._answer.aclose()
+
+    async def _read_rest(self) -> None:
+        size = 0
+        async for part in self._parts:
+            size += len(part)
+            if size > REST_BYTES:
+                return
+        self._whole = True
+
+
+_BROKEN = (httpcore2.TimeoutException, httpcore2.NetworkError, httpcore2.ProtocolError)

@@ -179,3 +179,19 @@ def test_help_teaches(handmesh: Command) -> None:
         assert f"\n  {command} " in text
     assert "124 --timeout" in handmesh("run", "--help").stdout
     assert "\n    handmesh events ID --last 5 " in handmesh("events", "--help").stdout
+
+
+def test_the_scripted_model_takes_its_own_options(handmesh: Command, tmp_path: Path) -> None:
+    """`handmesh model` hands its options on, and its exit code back."""
+    script = tmp_path / "script.yaml"
+    script.write_text("turns: [{say: [{text: hi}]}]")
+    assert handmesh("model", "--check", "--script", str(script)).exit_code == 0
+    script.write_text("turns: 3")
+    assert handmesh("model", "--check", "--script", str(script)).exit_code == 2
+
+
+def test_the_version_is_told(handmesh: Command) -> None:
+    """`handmesh --version` is what a bug report begins with."""
+    result = handmesh("--version")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("handmesh ")

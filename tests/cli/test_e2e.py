@@ -42,7 +42,8 @@ def handmesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     up = command("up", "--detach", "--port-base", str(base))
     assert up.returncode == 0, up.stderr
     yield command
-    assert command("down").returncode == 0
+    assert command("down", "--release").returncode == 0
+    assert not list((command.data_directory / "sandbox").glob("*/sandboxes/*"))
 
 
 def test_a_task_is_done_in_a_real_hand(handmesh: Command) -> None:

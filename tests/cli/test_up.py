@@ -83,7 +83,7 @@ def test_down_without_a_mesh_is_no_error(tmp_path: Path) -> None:
 
 
 def settings(tmp_path: Path, script: Path | None = None):
-    return upkeep.settings_of(tmp_path, 9000, script, None, "info")
+    return upkeep.settings_of(tmp_path, upkeep.UpOptions(9000, script))
 
 
 def test_a_key_means_claude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_without_a_key_the_script_plays(tmp_path: Path, monkeypatch: pytest.Monk
 def test_wrong_options_are_refused(tmp_path: Path, base: int, level: str) -> None:
     """What is wrong is said before anything starts."""
     with pytest.raises(UsageError, match="expected"):
-        upkeep.settings_of(tmp_path, base, None, None, level)
+        upkeep.settings_of(tmp_path, upkeep.UpOptions(base, log_level=level))
 
 
 def test_hints_name_a_data_directory_that_is_not_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,3 +120,17 @@ def test_hints_name_a_data_directory_that_is_not_the_default(tmp_path: Path, mon
     assert f'handmesh run "list the files" --data-dir {tmp_path}' in upkeep.welcome(settings(tmp_path), 1.0)
     monkeypatch.setenv("HANDMESH_DATA_DIR", str(tmp_path))
     assert "--data-dir" not in upkeep.welcome(settings(tmp_path), 1.0)
+
+
+def test_only_who_says_so_gets_no_isolation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The unisolated backend is off unless the option or the variable turns it on; Docker's address is passed on."""
+    monkeypatch.delenv("HANDMESH_ALLOW_UNISOLATED", raising=False)
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    off, on = upkeep.UpOptions(9000), upkeep.UpOptions(9000, allow_unisolated=True)
+    assert upkeep.settings_of(tmp_path, off).extra == {"sandbox": {}}
+    assert upkeep.settings_of(tmp_path, on).extra == {"sandbox": {"HANDMESH_ALLOW_UNISOLATED": "1"}}
+    monkeypatch.setenv("HANDMESH_ALLOW_UNISOLATED", "1")
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/user/1000/docker.sock")
+    assert upkeep.settings_of(tmp_path, off).extra == {
+        "sandbox": {"HANDMESH_ALLOW_UNISOLATED": "1", "DOCKER_HOST": "unix:///run/user/1000/docker.sock"}
+    }

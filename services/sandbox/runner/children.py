@@ -51,9 +51,15 @@ class Children:
             raise Problem("TOOL_UNKNOWN", "the runner has no such tool")
         if len(self._live) >= MAX_RUNNING:
             raise Problem("FULL", f"{MAX_RUNNING} executions are running")
-        while not run.start(self._ready(order.name == "bash"), self._state):
-            pass  # the spare was killed while it waited; the next is fresh
+        self._launch(run)
         self._live.append(run)
+
+    def _launch(self, run: Execution) -> None:
+        while True:
+            spare = self._ready(run.order.name == "bash")
+            if run.start(spare, self._state):
+                break
+            spare.drop()  # it was killed while it waited; the next is fresh
         self._selector.register(run.pipe, selectors.EVENT_READ, lambda _: self._readable(run))
 
     def _ready(self, shell_wanted: bool) -> Spare:
@@ -118,12 +124,22 @@ class Children:
                 processes.kill_group(ended.si_pid)  # before the number can be used again
             _, status = os.waitpid(ended.si_pid, 0)
             if ended.si_pid in first:
-                run = first[ended.si_pid]
-                run.exited(status)
-                self._unlisten(run)
+                self._ended(first[ended.si_pid], status)
             for kind, spare in list(self._spares.items()):
                 if spare.pid == ended.si_pid:
                     self._spares.pop(kind).drop()
+
+    def _ended(self, run: Execution, status: int) -> None:
+        run.exited(status)
+        self._unlisten(run)
+        if run.stopped is None and not run.begun():
+            run.take_back()
+            try:
+                self._launch(run)
+            except Problem as problem:
+                self._live.remove(run)
+                run.settle("TOOL_ERROR", str(problem))
+                self._changed(run)
 
     def _sweep(self) -> bool:
         """Kills whatever belongs to no running execution. True when nothing is left."""
@@ -136,6 +152,9 @@ class Children:
             return True
         if not running and os.getpid() == 1:
             processes.kill(-1)  # the spares too: at once, also what forks faster than it can be found
+            for spare in self._spares.values():
+                spare.drop()
+            self._spares.clear()
         else:
             processes.end_all(lambda: processes.strays(known, marks))
         return False

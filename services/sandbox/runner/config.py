@@ -21,6 +21,7 @@ class Config(NamedTuple):
     socket: str | None = None  # a path to listen on,
     socket_fd: int | None = None  # or a listening socket that was inherited
     claim_seconds: float = 60.0  # without any caller for so long at the start, the runner ends itself
+    anchor: str | None = None  # a folder of the service's; when it is removed, so is the reason for this sandbox
     tool_uid: int | None = None  # tools run as this user; needs CAP_SETUID, _SETGID, _SETPCAP, _KILL
     env: dict[str, str] = {}
     oom_files: tuple[str, ...] = ()  # files with an `oom_kill N` line

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS = 512
 MAX_RECORDS = 10_000
 _MAX_ID_LENGTH = 128
+_ANCHOR_SECONDS = 5.0
 
 
 class Daemon:
@@ -37,6 +38,7 @@ class Daemon:
         self._count = 0
         self._epoch = 0
         self._give_up = time.monotonic() + config.claim_seconds
+        self._next_look = 0.0
         self._claimed = False
         self._ending = False
         listener.setblocking(False)
@@ -55,8 +57,8 @@ class Daemon:
             signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_ending", True))
 
     def run(self) -> None:
-        """Serves until it is told to end, or nobody claims it."""
-        while not self._ending and (self._claimed or time.monotonic() < self._give_up):
+        """Serves until it is told to end, nobody claims it, or its anchor is gone."""
+        while not self._ending and (self._claimed or time.monotonic() < self._give_up) and self._anchored():
             try:
                 self._children.turn()
                 for key, events in self._selector.select(self._patience()):
@@ -71,7 +73,21 @@ class Daemon:
         patience = self._children.patience()
         if not self._claimed:
             patience = min(patience, max(0.0, self._give_up - time.monotonic()))
+        if self._config.anchor is not None:
+            patience = min(patience, max(0.0, self._next_look - time.monotonic()))
         return None if patience == float("inf") else patience
+
+    def _anchored(self) -> bool:
+        """Looks now and then whether the anchor is still there. A mounted folder that was removed has no links."""
+        if self._config.anchor is None or time.monotonic() < self._next_look:
+            return True
+        self._next_look = time.monotonic() + _ANCHOR_SECONDS
+        try:
+            return os.stat(self._config.anchor).st_nlink > 0
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # it cannot be told now
 
     def _tell(self, run: Execution) -> None:
         for connection in list(self._connections):

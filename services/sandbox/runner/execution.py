@@ -63,13 +63,12 @@ class Execution:
         if not ready.give(text, state):
             return False
         try:
-            os.makedirs(self.folder)
+            os.makedirs(self.folder, exist_ok=True)
         except OSError:
             pass  # a full disk: the output then lives in memory only, head and tail
-        self._output = Output(self.output_path, config.output_text_bytes, config.output_file_bytes)
+        self._output = self._output or Output(self.output_path, config.output_text_bytes, config.output_file_bytes)
         self.pid, self.pipe, self.mark, self._side = ready.pid, ready.pipe, ready.mark, ready.side
         self.deadline = time.monotonic() + order.timeout
-        self.order = order._replace(input={})  # it can be large, and nobody asks for it again
         return True
 
     @property
@@ -108,6 +107,16 @@ class Execution:
                 break
             taken += count
 
+    def begun(self) -> bool:
+        """Tells whether it has begun with its order. What was killed while it waited has not, and did nothing."""
+        return os.fstat(self._side).st_size > 0
+
+    def take_back(self) -> None:
+        """Forgets a process that has never begun, so that another can start."""
+        os.close(self._side)
+        os.close(self.pipe)
+        self.status = None
+
     def finish(self) -> bytes:
         """Makes the result and keeps it. Returns the shell's new state, empty when it left none."""
         assert self._output is not None
@@ -118,6 +127,7 @@ class Execution:
         self.pipe = -1
         self._output.close()
         self.stored = self._output.stored
+        self.order = self.order._replace(input={})  # it can be large, and nobody asks for it again
         self._keep(compose(self._ending(command, side)))
         return shell.kept(side) if command and side and self.stopped is None else b""
 
@@ -187,6 +197,6 @@ class Execution:
 
 
 def _contents(descriptor: int, limit: int) -> bytes | None:
-    """Reads a file in memory from its start. None when it holds more than the limit."""
+    """Reads a file in memory, all but its first byte. None when it holds more than the limit."""
     size = os.fstat(descriptor).st_size
-    return None if size > limit else os.pread(descriptor, size, 0)
+    return None if size > limit else os.pread(descriptor, size, 1)

@@ -18,10 +18,10 @@ _SAVE = (
     f'{{ printf "cd -- %q\\n" "$PWD"; umask -p; declare -p; declare -f; }} >&{SIDE_FD}; fi; '
     "exit $__handmesh_code"
 )
-# It starts before there is a command and waits for a byte. Saves by the trap when the command exits, and after `eval`
-# when the command has replaced the trap.
+# It starts before there is a command, waits for a byte, and says by a byte that it has begun. Saves by the trap when
+# the command exits, and after `eval` when the command has replaced the trap.
 _PRELUDE = (
-    f"IFS= read -r -N 1 __handmesh_go <&{GO_FD} || exit 127; "
+    f"IFS= read -r -N 1 __handmesh_go <&{GO_FD} || exit 127; printf . >&{SIDE_FD}; "
     f". /proc/self/fd/{STATE_FD} 2>/dev/null; "
     f'IFS= read -r -d "" __handmesh_command </proc/self/fd/{ORDER_FD}; '
     f"exec {GO_FD}<&- {ORDER_FD}<&- {STATE_FD}<&-; "

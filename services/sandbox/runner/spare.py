@@ -43,7 +43,7 @@ class Spare:
         """Makes a bash or, for the file tools, a fork of the runner. Raises OSError when no process can be made."""
         self.mark = mark
         self.is_shell = shell_wanted
-        self.side = os.memfd_create("side", os.MFD_CLOEXEC)  # a shell's state, a file tool's answer
+        self.side = os.memfd_create("side", os.MFD_CLOEXEC)  # a byte at the start, then its state or its answer
         self._order = os.memfd_create("order", os.MFD_CLOEXEC)
         self._state = os.memfd_create("state", os.MFD_CLOEXEC)
         go, self._go = os.pipe()
@@ -148,6 +148,7 @@ def _be_shell(env: dict[str, str]) -> None:
 def _be_file_tool(config: Config, env: dict[str, str]) -> None:
     if not os.read(shell.GO_FD, 1):
         os._exit(0)  # the runner has ended
+    os.write(shell.SIDE_FD, b".")  # it has begun
     os.environ.clear()
     os.environ.update(env)
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))

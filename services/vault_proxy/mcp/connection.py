@@ -32,7 +32,6 @@ from services.vault_proxy.secret import Secret
 MOST_PAGES = 100
 CLIENT = types.Implementation(name="handmesh", version="1")
 
-silence("mcp", "client")  # the package's session logs under the name `client`
 _log = Log("services.vault_proxy.mcp")
 
 # Errors that the client makes itself: the connection closed, or what came was no MCP. Then, those that it makes of a
@@ -76,6 +75,7 @@ class Connection:
     (`SERVER_ADDRESS_DENIED`)."""
 
     def __init__(self, server: str, url: str, outbound: Outbound, bearer: Callable[[], Secret[str] | None]) -> None:
+        silence("mcp", "client")  # the package's session logs under the name `client`
         self._server = server
         self._url = url
         self._outbound = outbound
@@ -202,9 +202,11 @@ class Connection:
 def _is_answered(exchange: Exchange, error: MCPError) -> bool:
     """Says whether the error is the server's own: not made of a status or of a failure on the way."""
     code, status = error.error.code, exchange.status
-    if exchange.failure is not None or code in _LOCAL or status == 401 or (status == 404 and exchange.in_session):
+    if exchange.failure is not None or not exchange.readable or code in _LOCAL:
         return False
-    return 200 <= status < 300 or (400 <= status < 500 and code not in _OF_STATUS)
+    if status == 401 or (status == 404 and exchange.in_session):
+        return False
+    return status == 200 or (400 <= status < 500 and code not in _OF_STATUS)
 
 
 def _failed(text: str) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class Bubblewrap:
                 recipe,
                 workspace=WORKSPACE,
                 records=view.RECORDS,
+                anchor=WORKSPACE,
                 socket_fd=listener.fileno(),
                 oom_files=(view.OOM_FILE,) if limited else (),
                 rlimits=rlimits,

@@ -95,17 +95,7 @@ class Containers:
 
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
-
-        def state(client: docker.DockerClient) -> str:
-            from docker.errors import NotFound
-
-            try:
-                said = client.api.inspect_container(_name(record))["State"]
-            except NotFound:
-                return "there is no container"
-            return f"exit code {said['ExitCode']} {said['Error']}".strip()
-
-        return await self._ask(state)
+        return "the container has ended, and is gone: does the image have python3 (3.8 or newer)?"
 
     async def tidy(self, known: Sequence[Record]) -> None:
         """See `Place.tidy`."""

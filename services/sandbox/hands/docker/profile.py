@@ -39,6 +39,7 @@ def command(recipe: Recipe) -> list[str]:
         recipe,
         workspace=WORKSPACE,
         records=RECORDS,
+        anchor=_DOOR,
         socket=f"{_DOOR}/{SOCKET}",
         tool_uid=TOOL_UID,
         oom_files=_OOM_FILES,
@@ -83,6 +84,7 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
         "Dns": ["127.0.0.1"],
         "LogConfig": {"Type": "none"},
         "RestartPolicy": {"Name": "no"},
+        "AutoRemove": True,  # a container that has ended is of no use to anybody
         "MaskedPaths": _MASKED,
         "ReadonlyPaths": _READ_ONLY,
     }

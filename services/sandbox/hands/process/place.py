@@ -66,6 +66,7 @@ class Unisolated:
                 recipe,
                 workspace=str(workspace),
                 records=str(record.folder / "executions"),
+                anchor=str(record.door),
                 socket_fd=listener.fileno(),
                 env={MARK: record.sandbox_id},
                 rlimits={"fsize": recipe.limits.disk_bytes},

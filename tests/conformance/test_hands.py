@@ -1,0 +1,81 @@
+"""Every folder under services/sandbox/hands/ runs the whole suite of the port."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from services.sandbox import backends
+from services.sandbox.hand import Hand, HandSettings, Recipe
+
+pytest.register_assert_rewrite("services.sandbox.conformance")  # a failed check then shows its values
+
+from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
+
+MARKERS = {"bubblewrap": "bwrap", "docker": "docker"}  # backend -> what the machine must have
+
+
+def _hands() -> list[object]:
+    found = sorted(backends.names())
+    return [pytest.param(name, marks=getattr(pytest.mark, MARKERS[name]) if name in MARKERS else ()) for name in found]
+
+
+def _processes(text: str) -> list[str]:
+    """Lists this machine's processes with a text in their command line, those in sandboxes too."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdigit() and text.encode() in (folder / "cmdline").read_bytes().replace(b"\0", b" "):
+                found.append(f"process {folder.name}")
+    return found
+
+
+def _containers(text: str) -> list[str]:
+    import docker
+
+    with contextlib.closing(docker.from_env()) as client:
+        return [f"container {it.name}" for it in client.containers.list(all=True) if text in (it.name or "")]
+
+
+@pytest.fixture
+async def stand(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stand]:
+    """A hand of the backend in a state folder of its own; what the check has made is released at the end."""
+    name: str = request.param
+    monkeypatch.setenv("HANDMESH_CANARY", "CANARY")
+    module = importlib.import_module(f"services.sandbox.hands.{name}")
+
+    def make() -> Hand:
+        made: Hand = module.make(HandSettings(tmp_path / "state", allow_unisolated=True))
+        return made
+
+    async def reopen() -> Hand:
+        await it.hand.close()
+        return make()
+
+    async def left(text: str) -> Sequence[str]:
+        folders = [f"folder {path}" for path in (tmp_path / "state").rglob("*") if text in path.name]
+        return sorted(_processes(text) + folders + (_containers(text) if name == "docker" else []))
+
+    recipe = Recipe("checked", name, env={"DECLARED": "yes"}, limits=LIMITS)
+    it = Stand(make(), recipe, reopen, lambda: shutil.rmtree(tmp_path / "state"), left)
+    yield it
+    for sandbox_id in it.made:
+        await it.hand.release(sandbox_id)
+    await it.hand.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("stand", _hands(), indirect=True)
+async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
+    """The hand keeps what the port promises; each check states its rule in its docstring."""
+    try:
+        await check(stand)
+    except NotAsked as reason:
+        pytest.skip(str(reason))

@@ -1,0 +1,106 @@
+"""The session service as vault_proxy meets it: a peer on the wire that knows grants, revocations and events."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from handmesh.session.v1 import session_pb2 as pb
+from handmesh.session.v1.config_pb2 import McpServer
+from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
+from services.kit import ids
+from services.kit.errors import Unauthenticated, Unavailable
+
+GRANT_KEY = "x-handmesh-grant"
+NAME = "handmesh.session.v1.SessionService"
+
+
+class SessionPeer(SessionServiceServicer):
+    """Answers CheckGrant, WatchRevocations and EmitEvent; everything else is not built."""
+
+    def __init__(self) -> None:
+        self.grants: dict[str, pb.CheckGrantResponse] = {}
+        self.checks = 0
+        self.events: list[tuple[str, Event]] = []
+        self.emitted = asyncio.Event()
+        self.watched = asyncio.Event()
+        self.refuse_events = 0
+        self.mute = False  # no sign of life: the stream never counts as up
+        self._watchers: set[asyncio.Queue[pb.WatchRevocationsResponse | None]] = set()
+
+    def grant(
+        self,
+        *servers: McpServer,
+        vault_ids: tuple[str, ...] = (),
+        tenant: str = "default",
+        session_id: str | None = None,
+        epoch: int = 2,
+    ) -> str:
+        """Makes a grant of a session and returns it."""
+        grant = secrets.token_urlsafe(32)
+        self.grants[grant] = pb.CheckGrantResponse(
+            session_id=session_id or ids.mint("sess"),
+            tenant=tenant,
+            epoch=epoch,
+            mcp_servers=servers,
+            vault_ids=vault_ids,
+        )
+        return grant
+
+    def session_of(self, grant: str) -> str:
+        """Returns the session that a grant is for."""
+        return self.grants[grant].session_id
+
+    def revoke(self, grant: str, below_epoch: int = 0) -> None:
+        """Voids a grant, and tells the watchers."""
+        session_id = self.grants.pop(grant).session_id
+        for watcher in self._watchers:
+            watcher.put_nowait(pb.WatchRevocationsResponse(session_id=session_id, below_epoch=below_epoch))
+
+    def break_streams(self) -> None:
+        """Ends the streams of revocations, as a restart would."""
+        self.watched.clear()
+        for watcher in self._watchers:
+            watcher.put_nowait(None)
+
+    async def CheckGrant(self, request: pb.CheckGrantRequest, context: Any) -> pb.CheckGrantResponse:
+        self.checks += 1
+        shown = [value for key, value in context.invocation_metadata() if key == GRANT_KEY]
+        found = self.grants.get(shown[0]) if len(shown) == 1 else None
+        if found is None:
+            raise Unauthenticated("GRANT_INVALID", f"not this one: {shown}")
+        return found
+
+    async def WatchRevocations(
+        self, request: pb.WatchRevocationsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.WatchRevocationsResponse]:
+        queue: asyncio.Queue[pb.WatchRevocationsResponse | None] = asyncio.Queue()
+        self._watchers.add(queue)
+        try:
+            if not self.mute:
+                yield pb.WatchRevocationsResponse()
+            self.watched.set()
+            while (news := await queue.get()) is not None:
+                yield news
+        finally:
+            self._watchers.discard(queue)
+
+    async def EmitEvent(self, request: pb.EmitEventRequest, context: Any) -> pb.EmitEventResponse:
+        if self.refuse_events:
+            self.refuse_events -= 1
+            raise Unavailable("LOG_UNAVAILABLE", "not now")
+        self.events.append((request.session_id, request.event))
+        self.emitted.set()
+        return pb.EmitEventResponse(position=len(self.events))
+
+    async def uses(self, session_id: str, count: int) -> list[Event]:
+        """Waits for so many uses of credentials by a session, and returns them."""
+        while len(found := [event for session, event in self.events if session == session_id]) < count:
+            self.emitted.clear()
+            await self.emitted.wait()
+        return found

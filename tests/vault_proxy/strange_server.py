@@ -1,0 +1,163 @@
+"""An MCP server that behaves as a test wants: it speaks the handshake protocol over plain HTTP, or whatever it is told.
+
+A peer on the wire, in this process: it records every request that reaches it, headers and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+SESSION = "server-session"
+TOOL = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    connection: int = 0
+
+    @property
+    def rpc(self) -> dict[str, Any]:
+        """The JSON-RPC message, empty when there is none."""
+        found: dict[str, Any] = json.loads(self.body) if self.body else {}
+        return found
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer. `hold` keeps the connection open after the body; `hang_up` closes it in the middle."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    hold: bool = False
+    hang_up: bool = False
+
+
+def result(request: Request, value: dict[str, Any]) -> Reply:
+    """Answers a JSON-RPC request."""
+    body = json.dumps({"jsonrpc": "2.0", "id": request.rpc.get("id"), "result": value}).encode()
+    return Reply(200, body, {"Content-Type": "application/json"})
+
+
+def error(request: Request, code: int, message: str, status: int = 200) -> Reply:
+    """Answers a JSON-RPC request with an error."""
+    problem = {"code": code, "message": message}
+    body = json.dumps({"jsonrpc": "2.0", "id": request.rpc.get("id"), "error": problem}).encode()
+    return Reply(status, body, {"Content-Type": "application/json"})
+
+
+@dataclass
+class StrangeServer:
+    """`answer` may answer any request; None means as a good server does. `call` answers tool calls."""
+
+    tools: list[Any] = field(default_factory=lambda: [TOOL])
+    call: Callable[[Request], Reply | None] = lambda request: None
+    answer: Callable[[Request], Reply | None] = lambda request: None
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+    url: str = ""
+
+    def calls(self) -> list[dict[str, Any]]:
+        """Returns the arguments of all tool calls that came."""
+        return [each.rpc["params"] for each in self.requests if each.rpc.get("method") == "tools/call"]
+
+    def heard(self, text: str) -> bool:
+        """Says whether a text was in any request."""
+        return any(text in repr(each) for each in self.requests)
+
+    def reply(self, request: Request) -> Reply:
+        """Answers as it is told, else as servers of the handshake protocol do."""
+        self.requests.append(request)
+        told = self.answer(request)
+        if told is not None:
+            return told
+        match request.rpc.get("method"):
+            case "initialize":
+                capabilities = {"tools": {}}
+                value = {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": capabilities,
+                    "serverInfo": {"name": "s", "version": "1"},
+                }
+                good = result(request, value)
+                return Reply(200, good.body, {**good.headers, "Mcp-Session-Id": SESSION})
+            case "tools/list":
+                return result(request, {"tools": self.tools})
+            case "tools/call":
+                told = self.call(request)
+                said = request.rpc["params"].get("arguments", {}).get("text", "")
+                return told or result(request, {"content": [{"type": "text", "text": f"you said {said}"}]})
+            case "notifications/initialized" | "notifications/cancelled":
+                return Reply(202)
+            case _:
+                return Reply(400 if request.method == "POST" else 405, b"what?")
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Speaks HTTP on one connection."""
+        self.connections += 1
+        number = self.connections
+        try:
+            while (request := await _read(reader, number)) is not None:
+                reply = self.reply(request)
+                headers = {"Content-Length": str(len(reply.body)), **reply.headers}
+                if reply.hold or reply.hang_up:
+                    del headers["Content-Length"]
+                    headers["Transfer-Encoding"] = "chunked"
+                lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+                writer.write(f"HTTP/1.1 {reply.status} x\r\n{lines}\r\n".encode())
+                writer.write(b"%x\r\n%s\r\n" % (len(reply.body), reply.body) if reply.hold else reply.body)
+                await writer.drain()
+                if reply.hold:
+                    await reader.read()  # until the other side goes away
+                if reply.hold or reply.hang_up:
+                    break
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+
+async def _read(reader: asyncio.StreamReader, number: int) -> Request | None:
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.strip().split("\r\n")
+    method, path, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        body = b""
+        while size := int(await reader.readline(), 16):
+            body += await reader.readexactly(size)
+            await reader.readline()
+        await reader.readline()
+    else:
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+    return Request(method, path, headers, body, number)
+
+
+@asynccontextmanager
+async def strange_server(
+    host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, **behaviour: Any
+) -> AsyncIterator[StrangeServer]:
+    """Runs one on a free port."""
+    strange = StrangeServer(**behaviour)
+    server = await asyncio.start_server(strange.serve, host, 0, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    strange.url = f"{'https' if tls else 'http'}://{host}:{port}/mcp"
+    try:
+        yield strange
+    finally:
+        server.close()
