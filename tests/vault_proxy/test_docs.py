@@ -22,7 +22,7 @@ def rules(policy: str) -> list[str]:
 def test_the_policies_are_the_tested_ones() -> None:
     """Reading as the launcher sets it up, writing as the tests of the API have it."""
     told = [re.sub(r"\s+", " ", line).strip() for line in PAGE.splitlines() if line.strip().startswith("path ")]
-    assert told == rules(POLICY) + rules(WRITER_POLICY)
+    assert told[2:] == rules(WRITER_POLICY) == rules(POLICY)
 
 
 def test_the_limits_are_the_codes() -> None:
