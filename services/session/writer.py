@@ -20,10 +20,11 @@ from services.session.core import Fact, WriteState, fold, known
 from services.session.log import Log, StoredBatch, TakenError, Wire
 
 NOTE = "note"  # the topic on which replicas hear of each other's batches
-MAX_TRIES = 16  # appends of one call that lose their position to somebody else
+MAX_TRIES = 64  # appends of one call that lose their position to somebody else
 MAX_SESSIONS = 4_096  # remembered
 MAX_NAMES = 2_000_000  # remembered, over all sessions: about 200 MB
 READ_BYTES = 4 * 1024 * 1024
+READ_ON_SPAN = 64
 
 _journal = Journal("services.session.writer")
 
@@ -115,7 +116,7 @@ class Writer:
             try:
                 return await self._store(session_id, kept, draft)
             except TakenError:
-                await self._catch_up(session_id, kept)
+                await self._read_on(session_id, kept)
                 fresh = True
         raise Unavailable("LOG_UNAVAILABLE", "too many others append to the session", retry_after=0.1)
 
@@ -151,9 +152,17 @@ class Writer:
         await self._wire.send(NOTE, session_id, codec.note(batch))
         return Appended(first, time, False, state)
 
+    async def _read_on(self, session_id: str, kept: _Kept) -> None:
+        """Reads what took our position, in one step: whoever is slower here loses the next position too."""
+        state, names = kept.state, len(kept.state.names)
+        for batch in await self._log.read(session_id, state.head + 1, state.head + 1 + READ_ON_SPAN, READ_BYTES):
+            _fold_batch(state, batch)
+        kept.sure = True
+        self._weigh(session_id, kept, names)
+
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
-        state = kept.state
-        names = len(state.names)
+        """Reads what the log has beyond what is remembered, to its end."""
+        state, names, damaged = kept.state, len(kept.state.names), kept.state.damaged
         last = await self._log.head(session_id)
         end = last.last_position if last else 0
         while state.head < end and not state.damaged:
@@ -163,7 +172,7 @@ class Writer:
                 _fold_batch(state, batch)
         if state.head > end or (last and state.head == end and state.digest != last.digest):
             state.damaged = True
-        if state.damaged:
+        if state.damaged and not damaged:
             _journal.error("log damaged", session_id=session_id, position=state.head, last_position=end)
         kept.sure = True
         self._weigh(session_id, kept, names)

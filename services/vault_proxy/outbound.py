@@ -51,8 +51,6 @@ _TAKEN = frozenset({"cache-control", "content-length", "content-type", "mcp-prot
 _OWN = re.compile(rb"mcp-[a-z0-9-]{1,64}")
 _SESSION_HEADER = b"mcp-session-id"
 
-silence("httpx2", "httpcore2")
-
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
@@ -100,6 +98,7 @@ class Outbound:
     """Makes clients. `allowed` are the hosts that may be plain http or private."""
 
     def __init__(self, allowed: Allowed, ca_file: Path | None = None, resolve: Resolve = system_resolve) -> None:
+        silence("httpx2", "httpcore2")
         self._allowed = allowed
         self._resolve = resolve
         self._tls = ssl.create_default_context()

@@ -32,7 +32,6 @@ from services.vault_proxy.secret import Secret
 MOST_PAGES = 100
 CLIENT = types.Implementation(name="handmesh", version="1")
 
-silence("mcp", "client")  # the package's session logs under the name `client`
 _log = Log("services.vault_proxy.mcp")
 
 # Errors that the client makes itself: the connection closed, or what came was no MCP. Then, those that it makes of a
@@ -76,6 +75,7 @@ class Connection:
     (`SERVER_ADDRESS_DENIED`)."""
 
     def __init__(self, server: str, url: str, outbound: Outbound, bearer: Callable[[], Secret[str] | None]) -> None:
+        silence("mcp", "client")  # the package's session logs under the name `client`
         self._server = server
         self._url = url
         self._outbound = outbound
@@ -121,7 +121,12 @@ class Connection:
             _log.info("a connection ended", server=self._server, kind=type(ended).__name__)
             if isinstance(ended, UrlRefused):
                 exchange.failure = Failure.DENIED
-            problem = self._meaning(exchange, begun=False)
+            late = isinstance(ended, TimeoutError) and exchange.failure is None
+            problem = (
+                ServerLost(self._server, "does not answer in time", begun=False)
+                if late
+                else self._meaning(exchange, begun=False)
+            )
         finally:
             if not self._opened.done():
                 self._opened.set_exception(problem)

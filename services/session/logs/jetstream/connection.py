@@ -1,12 +1,15 @@
 """One connection to NATS, and requests on it that end in time.
 
 nats-py gives up a connection for good in some cases (a control line that is too long, refused credentials); then the
-process ends too, and whoever supervises it starts it again.
+process ends too, and whoever supervises it starts it again. Its own `request` waits with `asyncio.wait_for`, which
+before Python 3.12 can swallow a cancellation, and a stream that was cancelled would then be served for ever: so
+answers are waited for here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -26,8 +29,25 @@ RECONNECT_SECONDS = 0.1
 PING_SECONDS = 5
 NOTHING_THERE = "404"
 END_OF_BATCH = "204"
+NO_RESPONDERS = "503"
+_PLAIN = b"NATS/1.0\r\n"  # how headers without a status begin
 
 _journal = Journal("services.session.nats")
+
+
+class _Client(Client):
+    """nats-py's client with a faster look at headers: its own takes most of the time of a long read.
+
+    A version of nats-py that names its method otherwise does its own slow work again, and nothing breaks.
+    """
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        if headers and headers.startswith(_PLAIN):
+            lines = bytes(headers[len(_PLAIN) : -4]).decode().split("\r\n")
+            pairs = [line.split(": ", 1) for line in lines]
+            if all(len(pair) == 2 for pair in pairs):
+                return dict(pairs)
+        return await super()._process_headers(headers)
 
 
 class StoredMessage:
@@ -66,13 +86,14 @@ class Connection:
     """What the store's parts share."""
 
     def __init__(self) -> None:
-        self.client = Client()
+        self.client = _Client()
         self.gaps: set[Callable[[], None]] = set()  # called when messages may have been missed
         self._connected = asyncio.Event()
         self._in_use = False
         self._problem = "no answer"
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._collectors: dict[str, _Collector] = {}
+        self._answers: dict[str, tuple[Callable[[Msg], None], asyncio.Future[Any]]] = {}
+        self._tokens = itertools.count()
         self._inbox = ""
 
     async def lost(self) -> str:
@@ -97,7 +118,7 @@ class Connection:
                 f"for a batch of events has up to {MAX_STORED_BYTES} bytes"
             )
         self._inbox = self.client.new_inbox()
-        await self.client.subscribe(self._inbox + ".*", cb=self._on_part)
+        await self.client.subscribe(self._inbox + ".*", cb=self._on_answer)
         self._in_use = True
         self._connected.set()
 
@@ -128,6 +149,9 @@ class Connection:
 
     async def _on_disconnect(self) -> None:
         self._connected.clear()
+        for _, ended in self._answers.values():
+            if not ended.done():
+                ended.set_exception(nats.errors.ConnectionClosedError())  # the answer is lost with the connection
         if self._in_use:
             _journal.warning("nats disconnected", kind=self._problem)
             self._tell_gaps()
@@ -156,12 +180,37 @@ class Connection:
 
     async def request(self, subject: str, data: bytes = b"", headers: dict[str, str] | None = None) -> Msg:
         """Asks, and returns the answer. Raises Unavailable when none comes in time: it may have happened."""
+        answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+        def take(message: Msg) -> None:
+            if not answer.done():
+                answer.set_result(message)
+
+        await self._exchange(subject, data, headers, take, answer)
+        message = answer.result()
+        if (message.headers or {}).get("Status") == NO_RESPONDERS:
+            raise _unavailable(nats.errors.NoRespondersError())
+        return message
+
+    async def _exchange(
+        self,
+        subject: str,
+        data: bytes,
+        headers: dict[str, str] | None,
+        take: Callable[[Msg], None],
+        ended: asyncio.Future[Any],
+    ) -> None:
+        token = str(next(self._tokens))
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._connected.wait()
-                return await self.client.request(subject, data, timeout=PATIENCE_SECONDS, headers=headers)
+                self._answers[token] = take, ended
+                await self.client.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
+                await ended
         except (OSError, TimeoutError, nats.errors.Error) as problem:
             raise _unavailable(problem) from problem
+        finally:
+            self._answers.pop(token, None)
 
     async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """Asks JetStream's API. An `error` in the answer is the caller's to look at."""
@@ -184,25 +233,14 @@ class Connection:
     async def collect(self, stream: str, question: Mapping[str, Any]) -> tuple[list[StoredMessage], bool]:
         """Asks a stream for many messages. Returns those that came, and whether they were all."""
         collector = _Collector()
-        token = self.client.new_inbox().rpartition(".")[2]
-        self._collectors[token] = collector
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await self._connected.wait()
-                await self.client.publish(
-                    f"$JS.API.DIRECT.GET.{stream}", json.dumps(question).encode(), reply=f"{self._inbox}.{token}"
-                )
-                await collector.ended
-        except (OSError, TimeoutError, nats.errors.Error) as problem:
-            raise _unavailable(problem) from problem
-        finally:
-            del self._collectors[token]
+        data = json.dumps(question).encode()
+        await self._exchange(f"$JS.API.DIRECT.GET.{stream}", data, None, collector.take, collector.ended)
         return collector.found, collector.pending == 0
 
-    async def _on_part(self, message: Msg) -> None:
-        collector = self._collectors.get(message.subject.rpartition(".")[2])
-        if collector is not None:
-            collector.take(message)
+    async def _on_answer(self, message: Msg) -> None:
+        waiting = self._answers.get(message.subject.rpartition(".")[2])
+        if waiting is not None:
+            waiting[0](message)
 
 
 def _unavailable(problem: Exception) -> Unavailable:

@@ -20,7 +20,6 @@ REQUEST_SECONDS = 1.0  # for one request to connect, and for its answer
 NO_END = 3600.0  # what the life of a login is taken for that has no end
 RENEW_AT = 0.8  # of a login's life: from then on it is made anew before it is used
 
-silence("hvac", "urllib3", "requests")  # they log addresses and headers
 _log = Log("services.vault_proxy.stores.hashicorp")
 
 
@@ -28,6 +27,7 @@ class Login:
     """Logs in by AppRole when there is no login, when it is about to end, and when the vault does not know it."""
 
     def __init__(self, url: str, approle_file: Path, ca_file: Path | None) -> None:
+        silence("hvac", "urllib3", "requests")
         session = requests.Session()
         session.trust_env = False  # no proxy and no .netrc from the environment
         session.verify = str(ca_file) if ca_file else True
