@@ -573,7 +573,7 @@ async def check_41_release_leaves_nothing(stand: Stand) -> None:
     order = command(f"mkdir -p locked/x; chmod 0 locked; {nap} & setsid {nap} & echo up; wait")
     await stand.hand.start(sandbox, order)
     await first(stand.hand, sandbox, order.execution_id)
-    while not await stand.left(nap):  # forked by now, but perhaps not yet what it will be
+    while not await stand.left(nap):  # noqa: ASYNC110 - forked by now, but perhaps not yet what it will be
         await asyncio.sleep(0.01)
     assert await stand.left(sandbox)
     following = asyncio.create_task(stand.result(sandbox, order.execution_id))
