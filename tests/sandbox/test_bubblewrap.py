@@ -15,8 +15,7 @@ import pytest
 
 from services.kit.errors import Full, Unavailable
 from services.kit.ids import mint
-from services.sandbox.conformance import command
-from services.sandbox.hand import HandSettings, Labels, Limits, Recipe, Result
+from services.sandbox.hand import HandSettings, Labels, Limits, Order, Recipe, Result
 from services.sandbox.hands.bubblewrap import make, view
 from services.sandbox.hands.bubblewrap.cgroups import ControlGroup
 from services.sandbox.hands.bubblewrap.users import Users
@@ -45,7 +44,8 @@ async def test_a_root_without_python_gets_the_services_own(tmp_path: Path) -> No
     hand = make(HandSettings(tmp_path / "state"))
     recipe = Recipe("bare", "bubblewrap", rootfs=str(tmp_path / "root"))
     made = await hand.provision(recipe, Labels(mint("sbx"), "bare", time.time()))
-    order = command("echo /usr/bin/*; echo /*; type python3 git 2>/dev/null || echo neither")
+    text = "echo /usr/bin/*; echo /*; type python3 git 2>/dev/null || echo neither"
+    order = Order("toolu_1", "bash", {"command": text}, "", 30.0)
     await hand.start(made.labels.sandbox_id, order)
     said = await anext(hand.follow(made.labels.sandbox_id, order.execution_id))
     await hand.release(made.labels.sandbox_id)
