@@ -37,9 +37,7 @@ class _Raw:
         """With nats-py."""
         self._position += 1
         subject = f"log.{shard_of(self._session)}.{self._session}.{self._position}"
-        await self._client.request(
-            subject, self._data, headers={"Nats-Expected-Last-Subject-Sequence": "0"}, timeout=5
-        )
+        await self._client.request(subject, self._data, headers={"Nats-Expected-Last-Subject-Sequence": "0"}, timeout=5)
 
 
 async def session(stub: Any, world: World) -> str:
@@ -104,9 +102,7 @@ async def _together(world: World, blocks: int, seconds: float) -> AsyncIterator[
 
     def ten(at: int) -> Any:
         events = [event(PAYLOAD, ids.mint("evt")) for _ in range(10)]
-        return stubs[at % 4].EmitEvents(
-            pb.EmitEventsRequest(session_id=sessions[at], events=events), metadata=metadata
-        )
+        return stubs[at % 4].EmitEvents(pb.EmitEventsRequest(session_id=sessions[at], events=events), metadata=metadata)
 
     def echoed(at: int) -> Any:
         return echo[at % 4].EmitEvent(emit(sessions[at]), metadata=metadata)

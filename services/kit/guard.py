@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
@@ -26,6 +26,7 @@ DETAILS_KEY = "grpc-status-details-bin"
 _log = Log("services.kit.guard")
 _id_fields: dict[str, tuple[tuple[str, bool], ...]] = {}
 
+M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -79,8 +80,31 @@ class Guard(grpc.aio.ServerInterceptor):
         return make(
             stream if handler.response_streaming else unary,
             request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
+            response_serializer=_serializer(handler.response_serializer),
         )
+
+
+class _Encoded:
+    """Stands for a message whose bytes are there already."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def encoded(kind: type[M], data: bytes) -> M:
+    """Makes an answer of bytes that are such a message already: they are sent as they are, and never looked into."""
+    return cast(M, _Encoded(data))
+
+
+def _serializer(serialize: Callable[[Any], bytes] | None) -> Callable[[Any], bytes]:
+    def bytes_of(answer: Any) -> bytes:
+        if type(answer) is _Encoded:
+            return answer.data
+        return serialize(answer) if serialize is not None else answer
+
+    return bytes_of
 
 
 def handler_of(handler: Any) -> Callable[[Any, Context], Any]:

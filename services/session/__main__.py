@@ -18,6 +18,7 @@ from services.session.index import Index
 from services.session.log import Store, UnusableStoreError
 from services.session.previews import Previews
 from services.session.reader import Reader
+from services.session.recent import Recent
 from services.session.server import Parts, SessionServicer
 from services.session.sessions import Sessions
 from services.session.settings import Settings
@@ -33,11 +34,12 @@ def parts(store: Store) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
     writer = Writer(store.log, store.wire, now)
-    reader = Reader(store.log, writer)
+    recent = Recent(store.log)
+    reader = Reader(recent, writer)
     index = Index(store.registry, writer)
     claims = Claims(store.queue, store.wire, writer, now)
     grants = Grants(store.registry, store.wire, writer, reader, now)
-    watcher = Watcher(store.log, store.wire)
+    watcher = Watcher(recent, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
     return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants)
 

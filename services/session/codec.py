@@ -168,6 +168,24 @@ def unseal(data: bytes) -> Sequence[Event]:
     return GetEventsResponse.FromString(data).events
 
 
+def split(data: bytes) -> list[bytes]:
+    """Cuts stored batches into their events, each still an entry of the list: joined they are the same bytes."""
+    found: list[bytes] = []
+    start, end = 0, len(data)
+    while start < end:
+        size, shift, at = 0, 0, start + 1
+        while True:
+            byte = data[at]
+            size |= (byte & 0x7F) << shift
+            at += 1
+            if byte < 0x80:
+                break
+            shift += 7
+        found.append(data[start : at + size])
+        start = at + size
+    return found
+
+
 _NOTE = struct.Struct(">QH64s")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from handmesh.session.v1.event_pb2 import Event
 from services.kit.errors import Gone, Refused
 from services.session import codec
 from services.session.core import known
-from services.session.log import BATCH_SPAN, Log
+from services.session.log import BATCH_SPAN, Log, StoredBatch
 from services.session.slices import MAX_SCAN, PAGE_BYTES, Ask, Cut, Span, after, next_read, resolve, token
 from services.session.writer import Writer
 
-READ_SPAN = 512
+READ_SPAN = 1_000  # a page
 MAX_OWNERS = 65_536  # remembered
 MAX_CONFIGS = 256  # remembered
 
@@ -36,11 +37,16 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a slice, in the order asked for."""
+    """A page of a slice, in the order asked for. `data` is its events as they are stored, one after the other."""
 
-    events: Sequence[Event]
+    data: bytes
     next_position: int
     last_position: int
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The events."""
+        return codec.unseal(self.data)
 
 
 class Reader:
@@ -75,46 +81,73 @@ class Reader:
     async def page(self, session_id: str, ask: Ask, anchor: Anchor | None = None) -> Page:
         """Returns a page of a slice. Raises Gone (`EVENT_NOT_FOUND`) for an anchor that is not in the log."""
         ask.check(anchored=anchor is not None)
-        last = await self._log.head(session_id)
-        head = last.last_position if last else 0
-        position = None if anchor is None else await self._locate(session_id, anchor, head)
-        span = resolve(ask, head, position)
-        events, left = await self._fill(session_id, span, ask)
-        return Page(events, token(left, descending=ask.descending), head)
+        early = None if anchor is not None else self._read_early(session_id, ask)
+        try:
+            last = await self._log.head(session_id)
+            head = last.last_position if last else 0
+            position = None if anchor is None else await self._locate(session_id, anchor, head)
+            span = resolve(ask, head, position)
+            entries, left = await self._fill(session_id, span, ask, await early if early else ())
+        finally:
+            if early:
+                early.cancel()
+        return Page(b"".join(entries), token(left, descending=ask.descending), head)
 
-    async def _fill(self, session_id: str, span: Span, ask: Ask) -> tuple[list[Event], Span]:
-        found: list[Event] = []
+    def _read_early(self, session_id: str, ask: Ask) -> asyncio.Task[Sequence[StoredBatch]] | None:
+        """Begins to read before the head is known, where it does not matter: two questions take the time of one."""
+        if ask.descending or ask.last or ask.kinds:
+            return None
+        start = max(1, ask.start)
+        end = min(ask.end or start + ask.limit, start + ask.limit)
+        return asyncio.create_task(self._log.read(session_id, start, end, PAGE_BYTES)) if start < end else None
+
+    async def _fill(
+        self, session_id: str, span: Span, ask: Ask, early: Sequence[StoredBatch]
+    ) -> tuple[list[bytes], Span]:
+        found: list[bytes] = []
         cut = Cut(ask.limit)
         looked_at, step = 0, BATCH_SPAN if ask.descending else READ_SPAN if ask.kinds else min(READ_SPAN, ask.limit)
         while span and not cut.full and looked_at < MAX_SCAN:
             part = next_read(span, step, descending=ask.descending)
-            events = await self._events(session_id, part, whole=ask.descending)
-            for event in reversed(events) if ask.descending else events:
-                if not ask.kinds or event.WhichOneof("kind") in ask.kinds:
-                    if cut.full or not cut.takes(event.ByteSize()):
+            entries = await self._entries(session_id, part, early, whole=ask.descending)
+            early = ()
+            for position, entry in reversed(entries) if ask.descending else entries:
+                if not ask.kinds or codec.unseal(entry)[0].WhichOneof("kind") in ask.kinds:
+                    if cut.full or not cut.takes(len(entry)):
                         return found, span
-                    found.append(event)
-                span = after(span, event.position, descending=ask.descending)
-            looked_at += len(events)
+                    found.append(entry)
+                span = after(span, position, descending=ask.descending)
+            looked_at += len(entries)
             step = min(READ_SPAN, step * 2)
         return found, span
 
-    async def _events(self, session_id: str, span: Span, *, whole: bool) -> list[Event]:
-        """Reads a span in order: the whole of it, or as much as comes at once. Never nothing."""
-        found: list[Event] = []
+    async def _entries(
+        self, session_id: str, span: Span, early: Sequence[StoredBatch] = (), *, whole: bool
+    ) -> list[tuple[int, bytes]]:
+        """Reads a span in order: the whole of it, or as much as comes at once. Never nothing.
+
+        `early` is what was read of it already, if anything.
+        """
+        found: list[tuple[int, bytes]] = []
         while span:
-            batches = await self._log.read(session_id, span.start, span.end, PAGE_BYTES)
+            fits = early and early[0].first_position <= span.start <= early[-1].last_position
+            batches = early if fits else await self._log.read(session_id, span.start, span.end, PAGE_BYTES)
+            early = ()
             if not batches or batches[0].first_position > span.start:
                 raise Refused("SESSION_DAMAGED", f"the session's log has lost position {span.start}")
             for batch in batches:
-                found += [event for event in codec.unseal(batch.data) if span.start <= event.position < span.end]
+                parts = [batch.data] if batch.count == 1 else codec.split(batch.data)
+                for position, entry in enumerate(parts, batch.first_position):
+                    if span.start <= position < span.end:
+                        found.append((position, entry))
             span = Span(batches[-1].last_position + 1, span.end)
             if not whole:
                 break
         return found
 
     async def _event(self, session_id: str, position: int) -> Event:
-        return (await self._events(session_id, Span(position, position + 1), whole=True))[0]
+        entries = await self._entries(session_id, Span(position, position + 1), whole=True)
+        return codec.unseal(entries[0][1])[0]
 
     async def _locate(self, session_id: str, anchor: Anchor, head: int) -> int:
         if anchor.time is not None:

@@ -13,6 +13,7 @@ from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
 from services.kit.errors import Invalid
+from services.kit.guard import encoded
 from services.kit.identity import current as caller
 from services.session import codec
 from services.session.claims import Claims
@@ -103,16 +104,16 @@ class SessionServicer(SessionServiceServicer):
     async def GetEvents(self, request: pb.GetEventsRequest, context: Context) -> pb.GetEventsResponse:
         await self._parts.reader.check(request.session_id, caller().tenant)
         page = await self._parts.reader.page(request.session_id, _ask(request), _anchor(request))
-        return pb.GetEventsResponse(
-            events=page.events, next_position=page.next_position, last_position=page.last_position
-        )
+        rest = pb.GetEventsResponse(next_position=page.next_position, last_position=page.last_position)
+        return encoded(pb.GetEventsResponse, page.data + rest.SerializeToString())
 
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, context: Context
     ) -> AsyncIterator[pb.WatchEventsResponse]:
         await self._parts.reader.check(request.session_id, caller().tenant)
         async for seen in self._parts.watcher.watch(request.session_id, request.start_position, request.previews):
-            yield pb.WatchEventsResponse(events=seen.events, previews=seen.previews, last_position=seen.last_position)
+            rest = pb.WatchEventsResponse(previews=seen.previews, last_position=seen.last_position)
+            yield encoded(pb.WatchEventsResponse, seen.data + rest.SerializeToString())
 
     async def PublishPreviews(
         self, request_iterator: AsyncIterator[pb.PublishPreviewsRequest], context: Context

@@ -31,11 +31,16 @@ POLL_SECONDS = 10.0  # after which a watcher that hears nothing looks into the l
 
 @dataclass(frozen=True)
 class Seen:
-    """What a watcher is told next. Previews are of events that are still to come."""
+    """What a watcher is told next. `data` is events as they are stored; previews are of events still to come."""
 
-    events: Sequence[Event]
+    data: bytes
     previews: Sequence[Preview]
     last_position: int
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The events."""
+        return codec.unseal(self.data)
 
 
 @dataclass(eq=False)
@@ -44,6 +49,7 @@ class _Watch:
 
     next: int
     last: int
+    previewed: bool = False  # whether it is shown previews
     behind: bool = True  # whether the log has to be read: at first, and when something may have been missed
     overflowed: bool = False
     batches: deque[StoredBatch] = field(default_factory=deque)
@@ -71,29 +77,31 @@ class _Watch:
         self.behind = True
         self.news.set()
 
-    def take(self, batches: Sequence[StoredBatch]) -> list[Event]:
+    def take(self, batches: Sequence[StoredBatch]) -> bytes:
         """Takes those events of batches, in order, that come next."""
-        found: list[Event] = []
+        found: list[bytes] = []
         for batch in batches:
             if batch.first_position <= self.next <= batch.last_position:
-                found += codec.unseal(batch.data)[self.next - batch.first_position :]
+                begun = self.next - batch.first_position
+                found += codec.split(batch.data)[begun:] if begun else [batch.data]
                 self.next = batch.last_position + 1
         self.last = max(self.last, self.next - 1)
-        return found
+        return b"".join(found)
 
-    def take_heard(self) -> list[Event]:
+    def take_heard(self) -> bytes:
         """Takes what was heard and comes next, up to a page. Notices when something is missing before it."""
-        found: list[Event] = []
-        size = 0
-        while self.batches and len(found) < MAX_PAGE and size < PAGE_BYTES:
-            if self.batches[0].first_position > self.next:
+        found: list[StoredBatch] = []
+        first, size, position = self.next, 0, self.next
+        while self.batches and position - first < MAX_PAGE and size < PAGE_BYTES:
+            if self.batches[0].first_position > position:
                 self.behind = True
                 break
             batch = self.batches.popleft()
             self.size -= len(batch.data)
-            found += self.take([batch])
+            found.append(batch)
+            position = max(position, batch.last_position + 1)
             size += len(batch.data)
-        return found
+        return self.take(found)
 
     def take_previews(self) -> list[Preview]:
         pieces = [piece for piece in self.previews if piece.event_id not in self.told]
@@ -141,6 +149,7 @@ class Watcher:
         try:
             stops.append(await self._wire.listen(NOTE, session_id, watch.hear, watch.miss))
             if previews:
+                watch.previewed = True
                 stops.append(await self._wire.listen(PREVIEW, session_id, watch.hear_preview))
             told = False
             while not self._draining:
@@ -149,7 +158,7 @@ class Watcher:
                     await self._wait(session_id, watch)
                     continue
                 asked = asyncio.get_running_loop().time()
-                yield seen or Seen((), (), watch.last)
+                yield seen or Seen(b"", (), watch.last)
                 told = True
                 if watch.overflowed and asyncio.get_running_loop().time() - asked > self._slow_seconds:
                     raise Full("READER_SLOW", "read faster, or resume later", next_position=watch.next)
@@ -162,25 +171,26 @@ class Watcher:
 
     async def _next(self, session_id: str, watch: _Watch) -> Seen | None:
         """Returns what comes next, if anything is there."""
-        events = watch.take_heard()
-        if not events and watch.behind:
+        data = watch.take_heard()
+        if not data and watch.behind:
             watch.behind = False
-            events = await self._read(session_id, watch) or watch.take_heard()
-        watch.told.extend(event.event_id for event in events)
+            data = await self._read(session_id, watch) or watch.take_heard()
+        if watch.previewed and data:
+            watch.told.extend(event.event_id for event in codec.unseal(data))
         pieces = watch.take_previews()
-        return Seen(events, pieces, watch.last) if events or pieces else None
+        return Seen(data, pieces, watch.last) if data or pieces else None
 
-    async def _read(self, session_id: str, watch: _Watch) -> list[Event]:
+    async def _read(self, session_id: str, watch: _Watch) -> bytes:
         last = await self._log.head(session_id)
         end = last.last_position + 1 if last else 0
         if watch.next >= end:
-            return []
+            return b""
         watch.behind = True  # there may be more than one read gives
         stop = min(end, watch.next + READ_SPAN)
-        events = watch.take(await self._log.read(session_id, watch.next, stop, PAGE_BYTES))
-        if not events:
+        data = watch.take(await self._log.read(session_id, watch.next, stop, PAGE_BYTES))
+        if not data:
             raise Refused("SESSION_DAMAGED", f"the session's log has lost position {watch.next}")
-        return events
+        return data
 
     async def _wait(self, session_id: str, watch: _Watch) -> None:
         """Waits for news, or until it is time to look by oneself: what was said on the wire may have been lost."""
