@@ -22,6 +22,7 @@ from services.session.recent import Recent
 from services.session.server import Parts, SessionServicer
 from services.session.sessions import Sessions
 from services.session.settings import Settings
+from services.session.snapshots import Snapshots
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -33,7 +34,7 @@ _journal = Journal("services.session")
 def parts(store: Store) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
-    writer = Writer(store.log, store.wire, now)
+    writer = Writer(store.log, store.wire, now, Snapshots(store.registry))
     recent = Recent(store.log)
     reader = Reader(recent, writer)
     index = Index(store.registry, writer)

@@ -20,6 +20,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from services.session.emitters import EMITTERS, HARNESS
+from services.session.names import Names
 
 _INPUTS = frozenset(
     {"message_received", "interrupt_requested", "tool_confirmed", "custom_tool_answered", "config_changed"}
@@ -115,7 +116,7 @@ class WriteState:
     last_input: int = 0  # position of the last event that a harness should look at
     last_step: int = 0  # position of the last event of a harness
     last_deed: int = 0  # the same, without `harness_woke`
-    names: MutableMapping[int, int] = field(default_factory=dict)  # event ids and tool calls, hashed -> position
+    names: MutableMapping[int, int] = field(default_factory=Names)  # event ids and tool calls, hashed -> position
 
 
 def name_of(sort: str, text: str) -> int:

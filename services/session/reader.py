@@ -99,7 +99,11 @@ class Reader:
             return None
         start = max(1, ask.start)
         end = min(ask.end or start + ask.limit, start + ask.limit)
-        return asyncio.create_task(self._log.read(session_id, start, end, PAGE_BYTES)) if start < end else None
+        if start >= end:
+            return None
+        task = asyncio.create_task(self._log.read(session_id, start, end, PAGE_BYTES))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, if nobody else hears it
+        return task
 
     async def _fill(
         self, session_id: str, span: Span, ask: Ask, early: Sequence[StoredBatch]

@@ -18,6 +18,7 @@ from services.session import codec
 from services.session.admission import admit, check_emitters
 from services.session.core import Fact, WriteState, fold, known
 from services.session.log import Log, StoredBatch, TakenError, Wire
+from services.session.snapshots import EVERY, Snapshots
 
 NOTE = "note"  # the topic on which replicas hear of each other's batches
 MAX_TRIES = 64  # appends of one call that lose their position to somebody else
@@ -60,15 +61,17 @@ class _Kept:
     state: WriteState = field(default_factory=WriteState)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     sure: bool = False
+    snapshot: int = 0  # position of the state that was kept last
 
 
 class Writer:
     """Appends events to sessions, and knows what their logs say."""
 
-    def __init__(self, log: Log, wire: Wire, now: Callable[[], int]) -> None:
+    def __init__(self, log: Log, wire: Wire, now: Callable[[], int], snapshots: Snapshots | None = None) -> None:
         self._log = log
         self._wire = wire
         self._now = now
+        self._snapshots = snapshots
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._names = 0
 
@@ -149,6 +152,7 @@ class Writer:
         state.digest = batch.digest
         kept.sure = True
         self._weigh(session_id, kept, names)
+        self._snapshot(session_id, kept)
         await self._wire.send(NOTE, session_id, codec.note(batch))
         return Appended(first, time, False, state)
 
@@ -165,6 +169,8 @@ class Writer:
         state, names, damaged = kept.state, len(kept.state.names), kept.state.damaged
         last = await self._log.head(session_id)
         end = last.last_position if last else 0
+        if not state.head and end >= EVERY:
+            state = await self._resume(session_id, kept, end)
         while state.head < end and not state.damaged:
             batches = await self._log.read(session_id, state.head + 1, end + 1, READ_BYTES)
             state.damaged = not batches
@@ -176,6 +182,22 @@ class Writer:
             _journal.error("log damaged", session_id=session_id, position=state.head, last_position=end)
         kept.sure = True
         self._weigh(session_id, kept, names)
+        self._snapshot(session_id, kept)
+
+    async def _resume(self, session_id: str, kept: _Kept, end: int) -> WriteState:
+        """Takes up the state that was kept, if the log holds the batch with which it ends; else begins anew."""
+        found = await self._snapshots.load(session_id) if self._snapshots else None
+        if found is not None and found.head <= end:
+            batches = await self._log.read(session_id, found.head, end + 1, READ_BYTES)
+            if batches and batches[0].last_position == found.head and batches[0].digest == found.digest:
+                kept.state, kept.snapshot = found, found.head
+                for batch in batches[1:]:
+                    _fold_batch(found, batch)
+        return kept.state
+
+    def _snapshot(self, session_id: str, kept: _Kept) -> None:
+        if self._snapshots is not None:
+            kept.snapshot = self._snapshots.keep(session_id, kept.state, kept.snapshot)
 
     def _keep(self, session_id: str) -> _Kept:
         kept = self._kept.get(session_id)
