@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from bench.figure import Figure, Unmeasured
-from bench.log import appends
+from bench.log import appends, slices, stores
 from bench.log.world import SickDiskError, start
 
-PARTS = {"appends": appends.measure}
+
+async def _appends(size: str) -> AsyncIterator[Figure | Unmeasured]:
+    async with start() as world:
+        async for figure in appends.measure(world, size):
+            yield figure
+
+
+async def _slices(size: str) -> AsyncIterator[Figure | Unmeasured]:
+    async with start() as world:
+        async for figure in slices.measure(world, size):
+            yield figure
+
+
+PARTS = {"appends": _appends, "slices": _slices, "stores": stores.measure}
 
 
 async def measure(size: str, only: str) -> AsyncIterator[Figure | Unmeasured]:
     """Yields the figures, each part on a store of its own."""
     for name, part in PARTS.items():
-        if not name.startswith(only):
-            continue
-        try:
-            async with start() as made:
-                async for figure in part(made, size):
+        if name.startswith(only):
+            try:
+                async for figure in part(size):
                     yield figure
-        except SickDiskError as sick:
-            yield Unmeasured(name, str(sick), missing=False)
+            except SickDiskError as sick:
+                yield Unmeasured(name, str(sick), missing=False)

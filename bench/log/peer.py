@@ -6,7 +6,6 @@ postgres  INSERTs each event into PostgreSQL, behind the kit's whole server, as 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import Any

@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,9 +191,8 @@ def emit(session_id: str, payload: str = PAYLOAD) -> pb.EmitEventRequest:
     return pb.EmitEventRequest(session_id=session_id, event=event(payload, ids.mint("evt")))
 
 
-def chain(session_id: str, count: int, payload: str = SMALL) -> Sequence[StoredBatch]:
+def chain(session_id: str, count: int, payload: str = SMALL) -> Iterator[StoredBatch]:
     """The stored batches of a session of so many events."""
-    made: list[StoredBatch] = []
     digest, now = "", time.time_ns()
     for position in range(1, count + 1):
         if position == 1:
@@ -205,8 +204,7 @@ def chain(session_id: str, count: int, payload: str = SMALL) -> Sequence[StoredB
             data = codec.seal([each], ["client"], position, now, 0)
         batch = StoredBatch(position, 1, digest, data)
         digest = batch.digest
-        made.append(batch)
-    return made
+        yield batch
 
 
 def session_name(number: int) -> str:
@@ -214,14 +212,13 @@ def session_name(number: int) -> str:
     return ids.spell("sess", 1_700_000_000_000 + number, hashlib.sha256(str(number).encode()).digest()[:10])
 
 
-async def fill_sessions(log: JetStreamLog, sizes: Sequence[tuple[str, int, str]]) -> None:
-    """Appends whole sessions, many at once."""
-    left = iter(sizes)
+async def fill_sessions(log: JetStreamLog, sizes: Iterable[tuple[str, int, str]]) -> None:
+    """Appends whole sessions (id, events, payload), many events at once, each session's in order."""
+    left = ((session_id, batch) for session_id, count, payload in sizes for batch in chain(session_id, count, payload))
 
     async def work() -> None:
-        for session_id, count, payload in left:
-            for batch in chain(session_id, count, payload):
-                await log.append(session_id, batch)
+        for session_id, batch in left:
+            await log.append(session_id, batch)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(IN_FLIGHT):

@@ -61,7 +61,7 @@ class Names(MutableMapping[int, int]):
         found = self.get(name)
         if not found:
             raise KeyError(name)
-        return found
+        return int(found)
 
     def get(self, name: int, default: Any = 0) -> Any:
         found = self.fresh.get(name)
