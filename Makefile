@@ -84,6 +84,10 @@ baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a c
 bench: setup ## Measure, as JSON lines
 	@$(PY) -m bench $(ARGS)
 
+.PHONY: bench-log
+bench-log: setup ## Measure the log alone, at full size (some minutes); ARGS='--size ci' takes one
+	@$(PY) -m bench log --size full $(ARGS)
+
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone
 	@$(PY) ci/isolated.py $(ARGS)

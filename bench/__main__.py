@@ -1,7 +1,7 @@
 """Measures this checkout: `python -m bench [NAME ...]`. Prints JSON lines; exits with 1 when a bound is missed.
 
-Each line has the figure, its bound, the spread of its samples as noise, whether the bound is kept, and whether it holds:
-a miss within the noise does not fail the run. `--size ci` measures on small stores and takes a minute.
+Each line has the figure, its bound, the spread of its samples as noise, whether the bound is kept, and whether it
+holds: a miss within the noise does not fail the run. `--size ci` measures on small stores and takes a minute.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from pathlib import Path
 from bench.log.world import World, start_peer
 from handmesh.launcher.ports import free_ports
 
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))  # where Debian has them
+
 
 class Missing(Exception):
     """PostgreSQL cannot be measured here. The text says why."""
@@ -22,12 +24,11 @@ class Missing(Exception):
 @asynccontextmanager
 async def postgres(world: World) -> AsyncIterator[str]:
     """Starts a cluster, and a server that INSERTs into it; gives the server's address."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not programs:
+    if not PROGRAMS:
         raise Missing("there is no PostgreSQL (Debian's package postgresql)")
     if importlib.util.find_spec("asyncpg") is None:
         raise Missing("asyncpg is not installed (pip install asyncpg)")
-    program, directory = programs[-1].parent, world.directory / "postgres"
+    program, directory = PROGRAMS[-1].parent, world.directory / "postgres"
     directory.mkdir()
     user: list[str] = []
     if os.geteuid() == 0:  # PostgreSQL refuses root
@@ -40,8 +41,10 @@ async def postgres(world: World) -> AsyncIterator[str]:
     (port,) = free_ports(1)
     data = str(directory / "data")
     control = [*user, str(program / "pg_ctl"), "-D", data, "-w", "-l", str(directory / "log")]
-    await _run([*user, str(program / "initdb"), "-D", data, "-U", "bench", "-A", "trust", "--no-sync"])
-    await _run([*control, "-o", f"-p {port} -h 127.0.0.1 -k {directory}", "start"])
+    if not await _run([*user, str(program / "initdb"), "-D", data, "-U", "bench", "-A", "trust", "--no-sync"]):
+        raise Missing("initdb failed")
+    if not await _run([*control, "-o", f"-p {port} -h 127.0.0.1 -k {directory}", "start"]):
+        raise Missing("pg_ctl start failed")
     world.environment["HANDMESH_BENCH_POSTGRES"] = f"postgresql://bench@127.0.0.1:{port}/postgres"
     try:
         peer = await start_peer(world, "postgres", world.postgres_address)
@@ -50,12 +53,11 @@ async def postgres(world: World) -> AsyncIterator[str]:
         finally:
             await peer.stop()
     finally:
-        await _run([*control, "-m", "immediate", "stop"])
+        await _run([*control, "-m", "fast", "stop"])
 
 
-async def _run(arguments: Sequence[str]) -> None:
+async def _run(arguments: Sequence[str]) -> bool:
     process = await asyncio.create_subprocess_exec(
         *arguments, cwd="/", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
-    if await process.wait():
-        raise Missing(f"{Path(arguments[0]).name} failed")
+    return not await process.wait()

@@ -22,7 +22,7 @@ def ask(session_id: str, start: int, count: int) -> pb.GetEventsRequest:
 
 
 async def measure(world: World, size: str) -> AsyncIterator[Figure]:
-    """Yields the figures of slices, in sessions of 10^4 events of 1 KB. Each slice is read once, but where it says so."""
+    """Yields the figures of slices of sessions of 10^4 events of 1 KB. Each is read once, but where it says so."""
     log = JetStreamLog(await world.store())
     sessions = [session_name(number) for number in range(1 if size == "ci" else 4)]
     await fill_sessions(log, [(each, LENGTH, PAYLOAD) for each in sessions])

@@ -1,4 +1,4 @@
-"""A store of 10^6 events over 10^4 sessions: its memory, its restarts, a cold append, and a neighbour that is deleted."""
+"""A store of 10^6 events over 10^4 sessions: memory, restarts, a cold append, and a neighbour that is deleted."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ async def _growth(small: World, big: World, size: str) -> AsyncIterator[Figure]:
 
 
 async def _deletion(world: World, victims: list[str], times: int) -> AsyncIterator[Figure]:
-    """Purges sessions by subject, as the operator's NATS user, while others append; all of one shard, the worst case."""
+    """Purges sessions as the operator's NATS user while others append, all of one shard: the worst case."""
     import nats
 
     login = json.loads(world.nats.migrate_credentials.read_text())
