@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from handmesh.launcher.nats import Nats
 from handmesh.session.v1 import session_pb2 as pb
 from services.kit import ids
 from services.session.logs.jetstream.events import JetStreamLog
-from services.session.logs.jetstream.streams import SHARDS, shard_of
+from services.session.logs.jetstream.streams import SHARDS, set_up, shard_of
+from services.session.snapshots import EVERY
 
 SIZES = {"ci": (20_000, 200, 10_000), "full": (1_000_000, 10_000, 99_000)}
 """Events, sessions, and events of the longest session."""
@@ -74,20 +76,13 @@ async def measure(size: str) -> AsyncIterator[Figure]:
             yield figure
 
 
-def start_store(directory: Path, ports: tuple[int, int]) -> Any:
+@asynccontextmanager
+async def start_store(directory: Path, ports: tuple[int, int]) -> AsyncIterator[tuple[Nats, JetStreamLog]]:
     """A store with its streams, to fill."""
-    from contextlib import AsyncExitStack, asynccontextmanager
-
-    from services.session.logs.jetstream.streams import set_up
-
-    @asynccontextmanager
-    async def opened() -> AsyncIterator[tuple[Nats, JetStreamLog]]:
-        async with lazy_nats(directory, ports) as nats, AsyncExitStack() as stack:
-            connection = await store_of(nats, stack)
-            await set_up(connection)
-            yield nats, JetStreamLog(connection)
-
-    return opened()
+    async with lazy_nats(directory, ports) as nats, AsyncExitStack() as stack:
+        connection = await store_of(nats, stack)
+        await set_up(connection)
+        yield nats, JetStreamLog(connection)
 
 
 async def _restarts(world: World, events: int, size: str) -> AsyncIterator[Figure]:
@@ -116,12 +111,12 @@ async def _count(world: World) -> int:
 
 
 async def _cold(world: World, session_id: str, times: int) -> AsyncIterator[Figure]:
-    """Has the service keep a state, appends 511 events behind it, and measures the first append of a new process."""
+    """Has the service keep a state, and measures the first append of a new process when the state is at its oldest."""
     stub, metadata = world.client(), world.metadata
-    await stub.EmitEvent(emit(session_id, SMALL), metadata=metadata, timeout=120)
-    answer = await stub.EmitEvent(emit(session_id, SMALL), metadata=metadata)
+    answer = await stub.EmitEvent(emit(session_id, SMALL), metadata=metadata, timeout=120)
     await asyncio.sleep(1)  # the state is written behind
-    for _ in range(31):
+    behind = (EVERY - 8) // 16
+    for _ in range(behind):
         events = [event(SMALL, ids.mint("evt")) for _ in range(16)]
         answer = await stub.EmitEvents(pb.EmitEventsRequest(session_id=session_id, events=events), metadata=metadata)
     taken: list[float] = []
@@ -132,7 +127,7 @@ async def _cold(world: World, session_id: str, times: int) -> AsyncIterator[Figu
         await timed(lambda: stub.EmitEvent(emit(other), metadata=metadata), 20)  # noqa: B023
         await well(world.directory)
         taken += await timed(lambda: stub.EmitEvent(emit(session_id, SMALL), metadata=metadata), 1)  # noqa: B023
-    shown = {"position": getattr(answer, "first_position", 0), "behind_the_snapshot": 496}
+    shown = {"position": getattr(answer, "first_position", 0), "behind_the_snapshot": behind * 16}
     yield Figure("a cold session's first append", "ms", tuple(taken), 20.0, more=shown)
 
 
@@ -209,14 +204,12 @@ async def _watchers(world: World, size: str) -> AsyncIterator[Figure]:
     stubs = [world.client() for _ in range(20)]
     mine = [await session(stubs[0], world) for _ in range(50)]
     many = WATCHERS[size]
-    calls = [
-        stubs[at % 20].WatchEvents(
-            pb.WatchEventsRequest(session_id=mine[at % 50], start_position=2), metadata=world.metadata
-        )
-        for at in range(many)
-    ]
-    for at in range(0, many, 50):
-        await asyncio.gather(*(call.read() for call in calls[at : at + 50]))
+    calls = []
+    for at in range(many):
+        request = pb.WatchEventsRequest(session_id=mine[at % 50], start_position=2)
+        calls.append(stubs[at % 20].WatchEvents(request, metadata=world.metadata))
+    for call in calls:
+        await call.read()
     await asyncio.sleep(2)
     after = resident(world.session.pid)
     for call in calls:

@@ -37,6 +37,9 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
     ("grpc.so_reuseport", 0),
+    # Else the thousandth call of a moment is cancelled, and all watchers come back at once after a restart.
+    ("grpc.server.max_pending_requests", 16_384),
+    ("grpc.server.max_pending_requests_hard_limit", 32_768),
 ]
 
 

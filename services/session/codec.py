@@ -66,7 +66,7 @@ def stored_fact(event: Event, emitter: str = "", blocks: list[Any] | None = None
         tool_use_id=getattr(body, "tool_use_id", "") if kind.startswith(("tool_", "custom_tool_")) else "",
         calls=_calls(json.loads(body.content_json) if blocks is None else blocks) if kind == "model_replied" else (),
         read_position=getattr(body, "read_position", 0),
-        usage=_usage(body.usage) if kind in ("model_replied", "context_compacted") else Usage(),
+        usage=_usage(body.usage) if kind in ("model_replied", "context_compacted") else core.NO_USAGE,
         reason=body.reason if kind == "turn_ended" else 0,
         tenant=config.tenant if config is not None else "",
         harness=(config.harness or DEFAULT_HARNESS) if config is not None else "",

@@ -72,6 +72,9 @@ class Usage:
         )
 
 
+NO_USAGE = Usage()
+
+
 @dataclass(frozen=True)
 class Fact:
     """What the rules need of an event: its kind, its name, and of the rest what the kind has."""
@@ -84,7 +87,7 @@ class Fact:
     tool_use_id: str = ""
     calls: tuple[str, ...] = ()  # the tool calls that a reply asks for
     read_position: int = 0
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     reason: int = 0  # a `TurnEndReason`
     tenant: str = ""
     harness: str = ""
@@ -110,7 +113,7 @@ class WriteState:
     paused: bool = False
     retrying: bool = False
     calls: dict[str, Call] = field(default_factory=dict)  # those that are open, in the model's order
-    usage: Usage = Usage()
+    usage: Usage = NO_USAGE
     turns: int = 0
     last_turn_end: int = 0
     last_input: int = 0  # position of the last event that a harness should look at
@@ -134,14 +137,15 @@ def fold(state: WriteState, fact: Fact, time: int) -> WriteState:
     state.head += 1
     state.create_time = state.create_time or time
     state.update_time = time
-    state.names.setdefault(name_of("event", fact.event_id), state.head)
+    state.names[name_of("event", fact.event_id)] = state.head  # a new one: `admit` has seen to that
     if fact.kind in _INPUTS:
         state.last_input = state.head
     elif fact.kind in _STEPS:
         state.last_step = state.head
         if fact.kind != "harness_woke":
             state.last_deed = state.head
-    state.usage += fact.usage
+    if fact.usage is not NO_USAGE:
+        state.usage += fact.usage
     _change(state, fact)
     return state
 

@@ -18,7 +18,7 @@ from services.session import codec
 from services.session.admission import admit, check_emitters
 from services.session.core import Fact, WriteState, fold, known
 from services.session.log import Log, StoredBatch, TakenError, Wire
-from services.session.snapshots import EVERY, Snapshots
+from services.session.snapshots import Snapshots
 
 NOTE = "note"  # the topic on which replicas hear of each other's batches
 MAX_TRIES = 64  # appends of one call that lose their position to somebody else
@@ -167,10 +167,10 @@ class Writer:
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
         """Reads what the log has beyond what is remembered, to its end."""
         state, names, damaged = kept.state, len(kept.state.names), kept.state.damaged
-        last = await self._log.head(session_id)
+        last, snapshot = await self._look(session_id, cold=not state.head)
         end = last.last_position if last else 0
-        if not state.head and end >= EVERY:
-            state = await self._resume(session_id, kept, end)
+        if snapshot is not None and snapshot.head <= end:
+            state = await self._resume(session_id, kept, snapshot, end)
         while state.head < end and not state.damaged:
             batches = await self._log.read(session_id, state.head + 1, end + 1, READ_BYTES)
             state.damaged = not batches
@@ -184,15 +184,23 @@ class Writer:
         self._weigh(session_id, kept, names)
         self._snapshot(session_id, kept)
 
-    async def _resume(self, session_id: str, kept: _Kept, end: int) -> WriteState:
+    async def _look(self, session_id: str, *, cold: bool) -> tuple[StoredBatch | None, WriteState | None]:
+        """Returns the log's last batch, and for a session of which nothing is remembered its kept state."""
+        if not cold or self._snapshots is None:
+            return await self._log.head(session_id), None
+        loading = asyncio.create_task(self._snapshots.load(session_id))
+        try:
+            return await self._log.head(session_id), await loading
+        finally:
+            loading.cancel()
+
+    async def _resume(self, session_id: str, kept: _Kept, found: WriteState, end: int) -> WriteState:
         """Takes up the state that was kept, if the log holds the batch with which it ends; else begins anew."""
-        found = await self._snapshots.load(session_id) if self._snapshots else None
-        if found is not None and found.head <= end:
-            batches = await self._log.read(session_id, found.head, end + 1, READ_BYTES)
-            if batches and batches[0].last_position == found.head and batches[0].digest == found.digest:
-                kept.state, kept.snapshot = found, found.head
-                for batch in batches[1:]:
-                    _fold_batch(found, batch)
+        batches = await self._log.read(session_id, found.head, end + 1, READ_BYTES)
+        if batches and batches[0].last_position == found.head and batches[0].digest == found.digest:
+            kept.state, kept.snapshot = found, found.head
+            for batch in batches[1:]:
+                _fold_batch(found, batch)
         return kept.state
 
     def _snapshot(self, session_id: str, kept: _Kept) -> None:
