@@ -14,12 +14,15 @@ from services.kit.serving import Server, main, until_signal
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
+from services.session.lifecycle import Lifecycle
+from services.session.listing import Listing
 from services.session.log import Store, UnusableStoreError
 from services.session.previews import Previews
 from services.session.reader import Reader
 from services.session.server import Parts, SessionServicer
 from services.session.sessions import Sessions
 from services.session.settings import Settings
+from services.session.tombstones import LivingLog, Tombstones
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -31,14 +34,18 @@ _journal = Journal("services.session")
 def parts(store: Store) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
-    writer = Writer(store.log, store.wire, now)
-    reader = Reader(store.log, writer)
-    index = Index(store.registry, writer)
+    stones = Tombstones(store.registry)
+    log = LivingLog(store.log, stones, time.monotonic)
+    writer = Writer(log, store.wire, now)
+    reader = Reader(log, writer)
+    index = Index(store.registry)
     claims = Claims(store.queue, store.wire, writer, now)
     grants = Grants(store.registry, store.wire, writer, reader, now)
-    watcher = Watcher(store.log, store.wire)
+    watcher = Watcher(log, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
-    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants)
+    lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
+    listing = Listing(store.registry, writer, reader)
+    return Parts(sessions, lifecycle, listing, reader, watcher, Previews(writer, watcher), claims, grants)
 
 
 async def run(settings: Settings) -> None:

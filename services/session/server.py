@@ -17,7 +17,8 @@ from services.kit.identity import current as caller
 from services.session import codec
 from services.session.claims import Claims
 from services.session.grants import CACHE_SECONDS, Grants
-from services.session.index import Filter, Index
+from services.session.lifecycle import Lifecycle
+from services.session.listing import Filter, Listing
 from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
 from services.session.sessions import Sessions
@@ -34,7 +35,8 @@ class Parts:
     """What the servicer translates to."""
 
     sessions: Sessions
-    index: Index
+    lifecycle: Lifecycle
+    listing: Listing
     reader: Reader
     watcher: Watcher
     previews: Previews
@@ -61,10 +63,10 @@ class SessionServicer(SessionServiceServicer):
             harness=request.harness,
             created_after=codec.nanoseconds(request.created_after),
             created_before=codec.nanoseconds(request.created_before),
+            archived=request.include_archived,
         )
         tenant = caller().tenant or ""
-        found, token = await self._parts.index.find(tenant, which, request.page_size, request.page_token)
-        sessions = [await self._parts.sessions.get(session_id, tenant) for session_id in found]
+        sessions, token = await self._parts.listing.page(tenant, which, request.page_size, request.page_token)
         return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
 
     async def UpdateSession(self, request: pb.UpdateSessionRequest, context: Context) -> pb.UpdateSessionResponse:
@@ -75,6 +77,14 @@ class SessionServicer(SessionServiceServicer):
     async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
         session = await self._parts.sessions.end(request.session_id, request.reason, caller().tenant)
         return pb.EndSessionResponse(session=session)
+
+    async def ArchiveSession(self, request: pb.ArchiveSessionRequest, context: Context) -> pb.ArchiveSessionResponse:
+        session = await self._parts.lifecycle.archive(request.session_id, request.restore, caller().tenant)
+        return pb.ArchiveSessionResponse(session=session)
+
+    async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
+        await self._parts.lifecycle.delete(request.session_id, caller().tenant)
+        return pb.DeleteSessionResponse()
 
     async def EmitEvent(self, request: pb.EmitEventRequest, context: Context) -> pb.EmitEventResponse:
         expected = request.expected_position if request.HasField("expected_position") else None

@@ -326,9 +326,6 @@ async def test_what_is_not_built_says_so(service: Service) -> None:
     """Methods that later work brings answer UNIMPLEMENTED and not INTERNAL."""
     session = await service.create()
     for method, request in (
-        ("ArchiveSession", pb.ArchiveSessionRequest(session_id=session)),
-        ("DeleteSession", pb.DeleteSessionRequest(session_id=session)),
-        ("ForkSession", pb.ForkSessionRequest(session_id=session)),
         ("VerifySession", pb.VerifySessionRequest(session_id=session)),
         ("DownloadBlob", pb.DownloadBlobRequest(session_id=session, blob_id=ids.mint("blob"))),
     ):
