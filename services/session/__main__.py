@@ -44,7 +44,7 @@ def parts(store: Store) -> Parts:
     watcher = Watcher(log, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
-    listing = Listing(store.registry, writer, reader)
+    listing = Listing(store.registry, index, writer, reader)
     return Parts(sessions, lifecycle, listing, reader, watcher, Previews(writer, watcher), claims, grants)
 
 

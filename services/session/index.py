@@ -116,6 +116,10 @@ class Index:
         if self._flushing is None or self._flushing.done():
             self._flushing = asyncio.create_task(self._flush_soon())
 
+    def behind(self) -> tuple[tuple[str, Row], ...]:
+        """Returns what this process knows and has not written yet, by key."""
+        return tuple(self._behind.items())
+
     async def finish(self) -> None:
         """Writes what is left to be written."""
         if self._flushing is not None:

@@ -19,7 +19,7 @@ from services.kit import ids
 from services.kit.errors import Gone, Invalid
 from services.session import codec
 from services.session.core import WriteState, status
-from services.session.index import BUCKET, Row, prefix_of
+from services.session.index import BUCKET, Index, Row, merged, prefix_of
 from services.session.log import Registry
 from services.session.reader import Reader
 from services.session.slices import PAGE_BYTES, Cut
@@ -72,7 +72,8 @@ class Listing:
     The lock protects the order of changes: two readers at once would each apply the same ones.
     """
 
-    def __init__(self, registry: Registry, writer: Writer, reader: Reader) -> None:
+    def __init__(self, registry: Registry, index: Index, writer: Writer, reader: Reader) -> None:
+        self._index = index
         self._registry = registry
         self._writer = writer
         self._reader = reader
@@ -122,6 +123,11 @@ class Listing:
                 for key, entry in changed:
                     self._take(key, Row.unpack(entry.value))
                     self._revision = entry.revision
+        for key, row in self._index.behind():
+            prefix, _, session_id = key.partition(".")
+            there = self._rows[prefix + "."].get(session_id)
+            if there is not None:
+                self._take(key, merged(there, row))
 
     def _take(self, key: str, row: Row) -> None:
         prefix, _, session_id = key.partition(".")

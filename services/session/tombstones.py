@@ -64,7 +64,7 @@ class Tombstones:
 
 
 class LivingLog:
-    """A log in which deleted sessions are gone: asking for their head, or appending, raises Gone."""
+    """A log in which deleted sessions are gone: asking for their head, reading their end or appending raises Gone."""
 
     def __init__(self, log: Log, tombstones: Tombstones, clock: Callable[[], float]) -> None:
         self._log = log
@@ -79,7 +79,10 @@ class LivingLog:
         self._see(session_id)
 
     async def read(self, session_id: str, start: int, end: int, max_bytes: int) -> Sequence[StoredBatch]:
-        return await self._log.read(session_id, start, end, max_bytes)
+        found = await self._log.read(session_id, start, end, max_bytes)
+        if found and is_fence(found[-1]):
+            raise gone(session_id)
+        return found
 
     async def head(self, session_id: str) -> StoredBatch | None:
         last = await self._log.head(session_id)
