@@ -15,10 +15,12 @@ from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
 from services.session.lifecycle import Lifecycle
+from services.session.lifecycle_fork import Forks
 from services.session.listing import Listing
 from services.session.log import Store, UnusableStoreError
 from services.session.previews import Previews
 from services.session.reader import Reader
+from services.session.requests import Requests
 from services.session.server import Parts, SessionServicer
 from services.session.sessions import Sessions
 from services.session.settings import Settings
@@ -45,7 +47,8 @@ def parts(store: Store) -> Parts:
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
     listing = Listing(store.registry, index, writer, reader)
-    return Parts(sessions, lifecycle, listing, reader, watcher, Previews(writer, watcher), claims, grants)
+    forks = Forks(log, writer, reader, sessions, Requests(store.registry), index, claims, now)
+    return Parts(sessions, lifecycle, forks, listing, reader, watcher, Previews(writer, watcher), claims, grants)
 
 
 async def run(settings: Settings) -> None:

@@ -38,7 +38,7 @@ def admit(
     check_sizes(facts)
     if state.damaged:
         raise Refused("SESSION_DAMAGED", "the session's log is damaged: it can be read, and never written again")
-    if state.archived and facts[0].kind != "session_restored":
+    if state.archived and facts[0].kind not in ("session_restored", "session_forked"):
         raise Refused("SESSION_ARCHIVED", "the session is archived; restore it to write to it")
     if state.ended and facts[0].kind not in _PUT_AWAY:
         raise Refused("SESSION_ENDED", "the session has ended")

@@ -47,6 +47,7 @@ class Row:
     updated: int = 0
     size: int = 0
     gone: bool = False
+    made: bool = True  # false while a fork or an import is at work on it
 
     def pack(self) -> bytes:
         """Returns the registry's value."""
@@ -65,7 +66,13 @@ def merged(old: Row, new: Row) -> Row:
     config = new if new.config >= old.config else old
     does = new if new.position >= old.position else old
     return replace(
-        does, harness=config.harness, labels=config.labels, config=config.config, created=new.created, gone=new.gone
+        does,
+        harness=config.harness,
+        labels=config.labels,
+        config=config.config,
+        created=new.created,
+        gone=new.gone,
+        made=old.made or new.made,
     )
 
 
@@ -74,6 +81,7 @@ def row_of(state: WriteState) -> Row:
     return Row(
         created=state.create_time,
         config=-1,
+        made=False,
         status=int(status(state)),
         archived=state.archived,
         position=state.head,
@@ -97,6 +105,11 @@ class Index:
         key = key_of(config.tenant, session_id)
         if position > 1 or not await self._registry.swap(BUCKET, key, row.pack(), 0):
             await self._write(key, row)
+
+    async def announce(self, session_id: str, tenant: str, now: int) -> None:
+        """Writes that a session is being made, which is not to be listed before it has its configuration (`put`)."""
+        row = Row(created=now, config=-1, updated=now, made=False)
+        await self._registry.swap(BUCKET, key_of(tenant, session_id), row.pack(), 0)
 
     async def bury(self, session_id: str, tenant: str) -> None:
         """Marks a deleted session's entry. The janitor removes it with the log."""

@@ -48,6 +48,7 @@ class Filter:
         """Says whether a session may be asked for, as far as its row tells. Its log tells the exact time."""
         return (
             not row.gone
+            and row.made
             and (self.archived or not row.archived)
             and (not self.statuses or row.status in self.statuses)
             and (not self.harness or row.harness == self.harness)

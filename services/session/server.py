@@ -18,6 +18,7 @@ from services.session import codec
 from services.session.claims import Claims
 from services.session.grants import CACHE_SECONDS, Grants
 from services.session.lifecycle import Lifecycle
+from services.session.lifecycle_fork import Forks
 from services.session.listing import Filter, Listing
 from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
@@ -36,6 +37,7 @@ class Parts:
 
     sessions: Sessions
     lifecycle: Lifecycle
+    forks: Forks
     listing: Listing
     reader: Reader
     watcher: Watcher
@@ -85,6 +87,9 @@ class SessionServicer(SessionServiceServicer):
     async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
         await self._parts.lifecycle.delete(request.session_id, caller().tenant)
         return pb.DeleteSessionResponse()
+
+    async def ForkSession(self, request: pb.ForkSessionRequest, context: Context) -> pb.ForkSessionResponse:
+        return pb.ForkSessionResponse(session=await self._parts.forks.fork(request, caller().tenant))
 
     async def EmitEvent(self, request: pb.EmitEventRequest, context: Context) -> pb.EmitEventResponse:
         expected = request.expected_position if request.HasField("expected_position") else None
