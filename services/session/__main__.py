@@ -11,6 +11,7 @@ from handmesh.session.v1.memory_pb2_grpc import MemoryServiceServicer, add_Memor
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
+from services.session.admission import MAX_SESSION_BYTES
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
@@ -33,12 +34,12 @@ SERVICES = ("handmesh.session.v1.SessionService", "handmesh.session.v1.MemorySer
 _journal = Journal("services.session")
 
 
-def parts(store: Store) -> Parts:
+def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
     stones = Tombstones(store.registry)
     log = LivingLog(store.log, stones, time.monotonic)
-    writer = Writer(log, store.wire, now)
+    writer = Writer(log, store.wire, now, session_bytes)
     reader = Reader(log, writer)
     index = Index(store.registry)
     claims = Claims(store.queue, store.wire, writer, now)
@@ -65,7 +66,7 @@ async def run(settings: Settings) -> None:
 
 async def serve(settings: Settings, store: Store) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
-    whole = parts(store)
+    whole = parts(store, settings.session_bytes)
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)  # type: ignore[abstract]  # see its docstring
     add_MemoryServiceServicer_to_server(MemoryServiceServicer(), server.grpc)  # type: ignore[abstract]  # not built yet
