@@ -17,6 +17,7 @@ from services.session.grants import Grants
 from services.session.index import Index
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
+from services.session.lifecycle_import import Imports
 from services.session.listing import Listing
 from services.session.log import Store, UnusableStoreError
 from services.session.previews import Previews
@@ -48,8 +49,12 @@ def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES) -> Parts:
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
     listing = Listing(store.registry, index, writer, reader)
-    forks = Forks(log, writer, reader, sessions, Requests(store.registry), index, claims, now)
-    return Parts(sessions, lifecycle, forks, listing, reader, watcher, Previews(writer, watcher), claims, grants)
+    asked = Requests(store.registry)
+    forks = Forks(log, writer, reader, sessions, asked, index, claims, now)
+    imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
+    return Parts(
+        sessions, lifecycle, forks, imports, listing, reader, watcher, Previews(writer, watcher), claims, grants
+    )
 
 
 async def run(settings: Settings) -> None:

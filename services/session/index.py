@@ -111,6 +111,11 @@ class Index:
         row = Row(created=now, config=-1, updated=now, made=False)
         await self._registry.swap(BUCKET, key_of(tenant, session_id), row.pack(), 0)
 
+    async def is_made(self, session_id: str, tenant: str) -> bool:
+        """Says whether a session that was announced has its configuration by now."""
+        entry = await self._registry.get(BUCKET, key_of(tenant, session_id))
+        return entry is not None and Row.unpack(entry.value).made
+
     async def bury(self, session_id: str, tenant: str) -> None:
         """Marks a deleted session's entry. The janitor removes it with the log."""
         key = key_of(tenant, session_id)

@@ -56,6 +56,14 @@ class Lifecycle:
             raise tombstones.gone(session_id)
         await self._sessions.carry(self._delete(session_id, owner))
 
+    async def discard(self, session_id: str, tenant: str) -> None:
+        """Deletes what was begun and is not to become a session, whatever there is of it."""
+        await self._sessions.carry(self._delete(session_id, tenant))
+
+    async def was_deleted(self, session_id: str) -> bool:
+        """Says whether an id has a tombstone."""
+        return await self._stones.find(session_id) is not None
+
     async def _put_away(self, session_id: str, restore: bool, tenant: str | None) -> None:
         event = Event(session_restored=SessionRestored()) if restore else Event(session_archived=SessionArchived())
         event.ignorable = True

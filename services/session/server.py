@@ -19,6 +19,7 @@ from services.session.claims import Claims
 from services.session.grants import CACHE_SECONDS, Grants
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
+from services.session.lifecycle_import import Imports
 from services.session.listing import Filter, Listing
 from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
@@ -38,6 +39,7 @@ class Parts:
     sessions: Sessions
     lifecycle: Lifecycle
     forks: Forks
+    imports: Imports
     listing: Listing
     reader: Reader
     watcher: Watcher
@@ -90,6 +92,12 @@ class SessionServicer(SessionServiceServicer):
 
     async def ForkSession(self, request: pb.ForkSessionRequest, context: Context) -> pb.ForkSessionResponse:
         return pb.ForkSessionResponse(session=await self._parts.forks.fork(request, caller().tenant))
+
+    async def ImportSession(
+        self, request_iterator: AsyncIterator[pb.ImportSessionRequest], context: Context
+    ) -> pb.ImportSessionResponse:
+        session = await self._parts.imports.take(request_iterator, caller().tenant or "")
+        return pb.ImportSessionResponse(session=session)
 
     async def EmitEvent(self, request: pb.EmitEventRequest, context: Context) -> pb.EmitEventResponse:
         expected = request.expected_position if request.HasField("expected_position") else None
