@@ -38,7 +38,7 @@ def parts(store: Store) -> Parts:
     grants = Grants(store.registry, store.wire, writer, reader, now)
     watcher = Watcher(store.log, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
-    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants)
+    return Parts(sessions, reader, watcher, Previews(writer, watcher), claims, grants)
 
 
 async def run(settings: Settings) -> None:
