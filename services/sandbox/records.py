@@ -94,9 +94,21 @@ class Records:
         return [it for it in self._root.iterdir() if not (it / _FILE).exists()] if self._root.is_dir() else []
 
     def remove(self, folder: Path) -> None:
-        """Removes a sandbox's folder. Idempotent."""
+        """Removes a sandbox's folder, whatever its tools have done to it. Idempotent."""
         with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
+            try:
+                shutil.rmtree(folder)
+            except PermissionError:  # folders that the tools have locked; nobody else is in there any more
+                unlock(folder)
+                shutil.rmtree(folder)
+
+
+def unlock(folder: Path) -> None:
+    """Gives the owner all rights to every folder below one. Follows no links."""
+    for parent, names, _ in os.walk(folder):
+        for path in (Path(parent) / name for name in names):
+            if not path.is_symlink():
+                path.chmod(0o700)
 
 
 def finished(record: Record, unenforced: tuple[str, ...]) -> Record:

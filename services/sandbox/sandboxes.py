@@ -176,3 +176,7 @@ class Sandboxes:
                 await hand.tidy()
             except ServiceError as error:
                 _log.warning("not tidied", reason=error.reason, message=error.message)
+
+    async def close(self) -> None:
+        """Waits for the cancels that are under way."""
+        await asyncio.gather(*self._killing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 
 MOST_WAITING = 10_000  # uses; past that the oldest is dropped, and the log says so
+ID_CHARACTERS = 100  # of an execution's id, for an event's id of at most 128
 EMIT_SECONDS = 5.0
 RETRY_SECONDS = 0.5
-FLUSH_SECONDS = 3.0
+FLUSH_SECONDS = 1.5  # with the grace for calls, less than what the launcher waits for
 
 _log = Log("services.vault_proxy.audit")
 
@@ -37,6 +39,10 @@ class Used:
     server: str
     execution_id: str
     result: str
+
+
+def _event_id(name: str) -> str:
+    return f"credential-{name if len(name) <= ID_CHARACTERS else hashlib.sha256(name.encode()).hexdigest()}"
 
 
 class Audit:
@@ -57,7 +63,7 @@ class Audit:
         self._waiting.append(
             Used(
                 session_id=session_id,
-                event_id=f"credential-{execution_id or ids.mint('tools')}"[:128],
+                event_id=_event_id(execution_id or ids.mint("tools")),
                 credential_id=credential.credential_id,
                 vault_id=credential.vault_id,
                 server=server,

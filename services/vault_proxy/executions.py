@@ -22,7 +22,7 @@ KEPT_SECONDS = 600.0
 MOST_KEPT = 20_000  # results, of all sessions
 KEPT_BYTES = 64 * 1024 * 1024  # of results, of all sessions
 MOST_RUNNING = 64  # of one session at once
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 0.5
 
 _UNSURE = "The server may have done some of it."
 NEVER_STARTED = Answer("The call was cancelled before it started.", Outcome.INTERRUPTED)

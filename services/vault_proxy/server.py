@@ -12,6 +12,7 @@ from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServic
 from services.kit import identity
 from services.kit.errors import Invalid, Unauthenticated, Unimplemented
 from services.vault_proxy.core.answer import Answer
+from services.vault_proxy.core.catalog import OfferedTool, Problem
 from services.vault_proxy.grants import GRANT_KEY, Access, Grants
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.tools import Call, Tools
@@ -34,20 +35,8 @@ class VaultProxy(VaultProxyServiceServicer):
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         catalog = await self._tools.list(await self._access(context), request.refresh)
         return pb.ListToolsResponse(
-            tools=[
-                tool_pb2.Tool(
-                    name=tool.name,
-                    description=tool.description,
-                    input_schema_json=tool.input_schema_json,
-                    idempotent=tool.idempotent,
-                    read_only=tool.read_only,
-                )
-                for tool in catalog.tools
-            ],
-            problems=[
-                pb.ToolProblem(server=each.server, tool=each.tool, reason=each.reason, message=each.message)
-                for each in catalog.problems
-            ],
+            tools=[_tool(each) for each in catalog.tools],
+            problems=[_problem(each) for each in catalog.problems],
         )
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
@@ -141,6 +130,20 @@ def _bearer(secret: pb.CredentialSecret) -> str:
 
 def _not_built(what: str) -> Unimplemented:
     return Unimplemented("UNIMPLEMENTED", f"{what} is not built yet")
+
+
+def _tool(tool: OfferedTool) -> tool_pb2.Tool:
+    return tool_pb2.Tool(
+        name=tool.name,
+        description=tool.description,
+        input_schema_json=tool.input_schema_json,
+        idempotent=tool.idempotent,
+        read_only=tool.read_only,
+    )
+
+
+def _problem(problem: Problem) -> pb.ToolProblem:
+    return pb.ToolProblem(server=problem.server, tool=problem.tool, reason=problem.reason, message=problem.message)
 
 
 def _result(answer: Answer) -> tool_pb2.ToolResult:

@@ -29,6 +29,9 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
     )
     async with await Mesh.start(settings) as running:
         yield running
+        async with connect(data_directory=running.files.data_directory) as connected:
+            for sandbox in await connected.sandboxes():
+                await connected.release(sandbox.sandbox_id)  # hands outlive their mesh
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,8 @@ from handmesh.sandbox.v1.tool_pb2 import ToolOutcome, ToolResult
 from handmesh.session.v1 import session_pb2
 from handmesh.session.v1.config_pb2 import HandSpec, McpServer, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, HarnessWoke, MessageReceived, ToolFinished, TurnEndReason
+from handmesh.vault_proxy.v1 import vault_proxy_pb2
+from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit.ids import mint
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.bwrap, pytest.mark.asyncio(loop_scope="module")]
@@ -260,3 +266,48 @@ async def test_people_can_use_a_hand_without_a_session(mesh: Mesh) -> None:
         assert (await refused(link.call(stub.Execute, run))).reason == "SANDBOX_GONE"
     finally:
         await link.close()
+
+
+@pytest.mark.vault
+async def test_a_servers_tool_is_called_with_a_token_that_nobody_sees(
+    mesh: Mesh, client: Client, tmp_path: Path
+) -> None:
+    """The token goes in through AddCredential; the tool answers; the token is in no event and no file of the mesh."""
+    token = f"canary-{mint('tok')}"
+    (tmp_path / "token").write_text(token)
+    arguments = ("-m", "handmesh.demo_mcp", "--listen", "127.0.0.1:0", "--token-file", str(tmp_path / "token"))
+    server = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    url = json.loads(await server.stdout.readline())["url"]
+    link = Link(Addresses.of_ports(mesh.settings.ports).vault_proxy, local_api_key(mesh.files.data_directory), None)
+    stub = VaultProxyServiceStub(link.channel)
+    try:
+        vault = (await link.call(stub.CreateVault, vault_proxy_pb2.CreateVaultRequest(name="shop"))).vault
+        secret = vault_proxy_pb2.CredentialSecret(static_bearer=vault_proxy_pb2.StaticBearer(value=token))
+        origin = url.removesuffix("/mcp")
+        add = vault_proxy_pb2.AddCredentialRequest(vault_id=vault.vault_id, name="shop", origin=origin, secret=secret)
+        await link.call(stub.AddCredential, add)
+        config = SessionConfig(no_hands=True, mcp_servers=[McpServer(name="shop", url=url)], vault_ids=[vault.vault_id])
+        session = await client.create_session(config, "shop")
+        events = await turn(session)
+        assert outcomes(events) == ["OK"]
+        assert only(events, "tool_started")[0].hand == "shop"
+        assert all(token.encode() not in event.SerializeToString() for event in events)
+        found = await asyncio.create_subprocess_exec("grep", "-rlF", "-e", token, str(mesh.files.data_directory))
+        assert await found.wait() == 1  # grep's word for: nowhere
+    finally:
+        await link.close()
+        server.terminate()
+        await server.wait()
+
+
+@pytest.mark.parametrize("service", ["vault_proxy", "sandbox", "harness", "session"])
+async def test_sigterm_ends_a_service_gracefully(mesh: Mesh, client: Client, service: str) -> None:
+    """It ends by itself with exit code 0, and a new one of its kind takes over what there is."""
+    process = mesh.pids[service]
+    lost = asyncio.create_task(mesh.lost())
+    os.kill(process, signal.SIGTERM)
+    async with asyncio.timeout(TURN_SECONDS):
+        assert "exit code 0" in str(await lost)
+    await mesh.restart(service)
+    assert ends(await turn(await client.create_session(content="work"))) == ["DONE"]

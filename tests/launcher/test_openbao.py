@@ -49,9 +49,9 @@ def test_vault_proxy_reads_a_tenants_secret(openbao: OpenBaoServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "handmesh/data/tenants/default/written"),
-        ("DELETE", "handmesh/data/tenants/default/written"),
-        ("DELETE", "handmesh/metadata/tenants/default/written"),
+        ("POST", "handmesh/data/other/written"),
+        ("DELETE", "handmesh/metadata/other/written"),
+        ("POST", "sys/policies/acl/vault-proxy"),
         ("GET", "handmesh/data/other/secret"),
         ("LIST", "handmesh/metadata"),
         ("GET", "sys/mounts"),
@@ -61,7 +61,7 @@ def test_vault_proxy_reads_a_tenants_secret(openbao: OpenBaoServer) -> None:
     ],
 )
 def test_vault_proxy_may_do_nothing_else(openbao: OpenBaoServer, method: str, path: str) -> None:
-    """Its token neither writes, nor reads outside the tenants, nor makes itself another token."""
+    """Its token neither writes nor reads outside the tenants, nor makes itself another token or policy."""
     status, _ = call(openbao, method, path, login(openbao), body={"data": {"a": "b"}})
     assert status == 403
 

@@ -76,7 +76,16 @@ def test_text_is_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [{}, {"content": []}, {"content": [text("")]}, {"content": None}, {"content": ["x", 1]}]
+    "raw",
+    [
+        {},
+        {"content": []},
+        {"content": [text("")]},
+        {"content": None},
+        {"content": ["x", 1]},
+        {"content": 7},
+        {"content": "abc"},
+    ],
 )
 def test_a_tool_that_says_nothing_said_so(raw: dict[str, Any]) -> None:
     """Never an empty text: the model's API refuses it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,10 +12,7 @@ import pytest
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1.config_pb2 import McpServer
 from services.kit.channels import raised
-from services.kit.errors import Exists, Full, Gone, Invalid, ServiceError, Unavailable
-from services.vault_proxy import executions
-from services.vault_proxy.core.answer import Answer, Outcome
-from services.vault_proxy.executions import Executions, MayHaveRun, digest_of
+from services.kit.errors import Exists, Gone, Invalid, ServiceError, Unavailable
 from tests.vault_proxy.conftest import Proxy, Start
 from tests.vault_proxy.strange_server import Reply, Request, StrangeServer, strange_server
 
@@ -244,106 +241,3 @@ async def test_one_broken_call_costs_no_other(proxy: Proxy, strange: StrangeServ
     calls = [proxy.execute(grant, "bank__pay", {"text": str(number)}) for number in range(14)]
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(answer, grpc.aio.AioRpcError) for answer in answers] == [False, True] * 7
-
-
-# What the memory does within its bounds, without a server.
-
-
-def work(answer: Answer | Exception) -> Callable[[], Awaitable[Answer]]:
-    """Returns work that ends in this way."""
-
-    async def done() -> Answer:
-        if isinstance(answer, Answer):
-            return answer
-        raise answer
-
-    return done
-
-
-async def test_results_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After ten minutes the id is unknown."""
-    moment = 1000.0
-    monkeypatch.setattr("services.vault_proxy.executions.time.monotonic", lambda: moment)
-    known = Executions(60)
-    await known.run(("s", "1"), "d", work(Answer("a")), attach_only=False)
-    moment += executions.KEPT_SECONDS - 1
-    assert await known.run(("s", "1"), "d", work(Answer("b")), attach_only=False) == Answer("a")
-    moment += 2
-    with pytest.raises(Gone):
-        await known.run(("s", "1"), "d", work(Answer("b")), attach_only=True)
-
-
-async def test_the_oldest_results_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both counts and bytes are bounded."""
-    monkeypatch.setattr(executions, "MOST_KEPT", 10)
-    monkeypatch.setattr(executions, "KEPT_BYTES", 1000)
-    known = Executions(60)
-    for number in range(12):
-        await known.run(("s", str(number)), "d", work(Answer("a")), attach_only=False)
-    with pytest.raises(Gone):
-        await known.run(("s", "1"), "d", work(Answer("b")), attach_only=True)
-    assert await known.run(("s", "2"), "d", work(Answer("b")), attach_only=True) == Answer("a")
-    await known.run(("s", "large"), "d", work(Answer("x" * 1000)), attach_only=False)
-    with pytest.raises(Gone):
-        await known.run(("s", "11"), "d", work(Answer("b")), attach_only=True)
-    assert (await known.run(("s", "large"), "d", work(Answer("b")), attach_only=True)).output == "x" * 1000
-
-
-async def test_a_session_runs_so_much_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than its limit is Full; another session is not concerned; what ends makes room."""
-    monkeypatch.setattr(executions, "MOST_RUNNING", 2)
-    known, go_on = Executions(60), asyncio.Event()
-
-    async def wait() -> Answer:
-        await go_on.wait()
-        return Answer("a")
-
-    running = [asyncio.ensure_future(known.run(("s", str(number)), "d", wait, False)) for number in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(Full):
-        await known.run(("s", "3"), "d", wait, False)
-    other = asyncio.ensure_future(known.run(("t", "3"), "d", wait, False))
-    go_on.set()
-    assert await asyncio.gather(*running, other) == [Answer("a")] * 3
-    assert await known.run(("s", "3"), "d", wait, False) == Answer("a")
-
-
-async def test_errors_are_kept_only_when_something_may_have_run() -> None:
-    """An error of which nothing came is forgotten; a bug counts as if something had run."""
-    known = Executions(60)
-    lost = Unavailable("SERVER_UNAVAILABLE", "lost")
-    may_have_run = MayHaveRun()
-    may_have_run.__cause__ = lost
-    for kind, problem, told in (("no", lost, lost), ("may", may_have_run, lost), ("bug", KeyError("x"), None)):
-        with pytest.raises(Exception) as caught:
-            await known.run(("s", kind), "d", work(problem), False)
-        assert caught.value is (told or problem)
-    assert await known.run(("s", "no"), "d", work(Answer("a")), False) == Answer("a")
-    for kind, expected in (("may", Unavailable), ("bug", KeyError)):
-        with pytest.raises(expected):
-            await known.run(("s", kind), "d", work(Answer("a")), False)
-
-
-async def test_a_session_that_ends_takes_its_executions_along() -> None:
-    """They are interrupted; those of others go on."""
-    known, go_on = Executions(60), asyncio.Event()
-
-    async def wait() -> Answer:
-        await go_on.wait()
-        return Answer("a")
-
-    mine = asyncio.ensure_future(known.run(("s", "1"), "d", wait, False))
-    theirs = asyncio.ensure_future(known.run(("t", "1"), "d", wait, False))
-    await asyncio.sleep(0)
-    known.end_session("s")
-    assert (await mine).outcome is Outcome.INTERRUPTED
-    go_on.set()
-    assert await theirs == Answer("a")
-    await known.close()
-
-
-def test_a_digest_tells_calls_apart() -> None:
-    """By tool and input; order and spaces do not count."""
-    assert digest_of("t", {"a": 1, "b": 2}) == digest_of("t", {"b": 2, "a": 1})
-    others = [digest_of("t", {"a": 1}), digest_of("u", {"a": 1}), digest_of("t", {"a": "1"}), digest_of("t", {})]
-    assert len(set(others)) == 4

@@ -14,10 +14,7 @@ from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from services.kit import ids
 from services.kit.channels import raised
-from services.kit.errors import Conflict, Denied, Exists, Full, Gone, Invalid, ServiceError, Unavailable, Unimplemented
-from services.vault_proxy import vaults
-from services.vault_proxy.stores.memory import MemoryStore
-from services.vault_proxy.vaults import Vault, Vaults
+from services.kit.errors import Conflict, Denied, Exists, Gone, Invalid, ServiceError, Unavailable, Unimplemented
 from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy import bao as operator
 from tests.vault_proxy.conftest import Proxy, Shop, Start, put_credential, vault_settings
@@ -270,40 +267,3 @@ async def test_a_login_that_may_only_read_cannot_write(start: Start, openbao: Op
     async with start(**vault_settings(openbao)) as proxy:
         problem = await failure(new_vault(proxy))
         assert (type(problem), problem.reason) == (Unavailable, "VAULT_UNAVAILABLE")
-
-
-async def test_tenants_do_not_meet() -> None:
-    """Another tenant's vaults are not listed, found, changed or used."""
-    store = MemoryStore()
-    mine = Vaults(store, lambda: "2026-01-01T00:00:00Z")
-    vault = await mine.create_vault("a", "", "mine")
-    credential = await mine.add("a", vault.vault_id, "", ORIGIN, VALUE)
-    assert await mine.list_vaults("b", 0, "") == ([], "")
-    assert await mine.find("b", [vault.vault_id], credential.origin) is None
-    for call in (
-        mine.list_credentials("b", vault.vault_id),
-        mine.update("b", credential.credential_id, "x", 0),
-        mine.archive("b", credential.credential_id),
-        mine.archive_vault("b", vault.vault_id),
-        mine.add("b", vault.vault_id, "", ORIGIN, "x"),
-    ):
-        with pytest.raises(Gone):
-            await call
-    assert await mine.find("a", [vault.vault_id], credential.origin) == credential
-    for tenant in ("", "A", "../a", "a/b", "a" * 65):
-        with pytest.raises(Invalid):
-            await mine.list_vaults(tenant, 0, "")
-
-
-async def test_a_vault_has_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many credentials, and names of so many characters."""
-    monkeypatch.setattr(vaults, "MOST_CREDENTIALS", 2)
-    kept = Vaults(MemoryStore(), lambda: "2026-01-01T00:00:00Z")
-    vault = await kept.create_vault("a", "", "x" * 255)
-    assert vault == Vault(vault.vault_id, "x" * 255, "2026-01-01T00:00:00Z")
-    for port in (1443, 2443):
-        await kept.add("a", vault.vault_id, "", f"{ORIGIN}:{port}", VALUE)
-    with pytest.raises(Full):
-        await kept.add("a", vault.vault_id, "", ORIGIN, VALUE)
-    with pytest.raises(Invalid):
-        await kept.create_vault("a", "", "x" * 256)

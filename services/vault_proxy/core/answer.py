@@ -62,18 +62,19 @@ def parse_input(name: str, text: str) -> dict[str, Any]:
 def read_answer(raw: Mapping[str, Any], scrubber: Scrubber) -> Answer:
     """Turns a server's `CallToolResult`, as MCP's JSON, into what the model is told; without the credential."""
     clean = scrubber.value(dict(raw))
-    blocks = [_block(each) for each in clean.get("content") or () if isinstance(each, dict)]
+    content = clean.get("content")
+    blocks = [_block(each) for each in content if isinstance(each, dict)] if isinstance(content, list) else []
     rich = any(block["type"] != "text" for block in blocks)
     structured = clean.get("structuredContent")
     if structured is not None and not _is_said(structured, blocks):
         blocks.append(_text(json.dumps(structured, ensure_ascii=False)))
         rich = True
     output, truncated = cut("\n".join(block["text"] for block in blocks if block["type"] == "text" and block["text"]))
-    content = _fitting(blocks, output, truncated) if rich else []
+    kept = _fitting(blocks, output, truncated) if rich else []
     return Answer(
         output=output or NO_OUTPUT,
         outcome=Outcome.TOOL_ERROR if clean.get("isError") is True else Outcome.OK,
-        content_json=json.dumps(content, ensure_ascii=False) if content else "",
+        content_json=json.dumps(kept, ensure_ascii=False) if kept else "",
         truncated=truncated,
     )
 

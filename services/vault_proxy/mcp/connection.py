@@ -121,7 +121,12 @@ class Connection:
             _log.info("a connection ended", server=self._server, kind=type(ended).__name__)
             if isinstance(ended, UrlRefused):
                 exchange.failure = Failure.DENIED
-            problem = self._meaning(exchange, begun=False)
+            late = isinstance(ended, TimeoutError) and exchange.failure is None
+            problem = (
+                ServerLost(self._server, "does not answer in time", begun=False)
+                if late
+                else self._meaning(exchange, begun=False)
+            )
         finally:
             if not self._opened.done():
                 self._opened.set_exception(problem)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CREDENTIAL_SECONDS = 30.0  # how long a credential is used before it is looked up again
 MOST_CONNECTIONS = 2_000
 SWEEP_SECONDS = 5.0
-CLOSE_SECONDS = 3.0
+CLOSE_SECONDS = 1.0
 
 _log = Log("services.vault_proxy.mcp")
 T = TypeVar("T")

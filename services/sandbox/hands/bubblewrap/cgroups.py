@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import time
 from pathlib import Path
 
 from services.sandbox.hand import Limits
 
 ROOT = Path("/sys/fs/cgroup")
 _PARENT = "handmesh"
+_MAKING_SECONDS = 120.0
 _PERIOD = 100_000  # microseconds
 _CONTROLLERS = ("memory", "pids", "cpu")
 
@@ -84,6 +87,14 @@ class ControlGroup:
         """The file that counts the kills for want of memory."""
         return self._folders[0] / ("memory.events" if self._unified else "memory.oom_control")
 
+    def kill(self) -> None:
+        """Kills every process in the group."""
+        for folder in self._folders:
+            with contextlib.suppress(FileNotFoundError):
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+
     def remove(self) -> bool:
         """Removes the group. False while a process is in it."""
         for folder in self._folders:
@@ -94,3 +105,12 @@ class ControlGroup:
             except OSError:
                 return False
         return True
+
+
+def sweep(root: Path = ROOT) -> None:
+    """Removes the groups of sandboxes that ended by themselves: those that are empty and not just being made."""
+    parents = [root / _PARENT, *(root / controller / _PARENT for controller in _CONTROLLERS)]
+    for folder in [folder for parent in parents if parent.is_dir() for folder in parent.iterdir() if folder.is_dir()]:
+        with contextlib.suppress(OSError):  # it has processes, or is gone by now
+            if time.time() - folder.stat().st_mtime > _MAKING_SECONDS:
+                folder.rmdir()

@@ -55,6 +55,8 @@ class HashicorpStore:
             written: int = await self._call(action)
         except _Refused:
             version = await self._version(path)
+            if version == expected_version:
+                raise  # it was refused for something else
             raise Conflict("VERSION_CONFLICT", f"the newest version is {version}", version=version) from None
         return written
 

@@ -1,0 +1,116 @@
+"""Environments: what a file may say, and how its mistakes are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from services.kit.errors import Invalid
+from services.sandbox import backends
+from services.sandbox.environments import BUILT_IN, EnvironmentsError, load, parse
+from services.sandbox.hand import Limits, Recipe
+
+BACKENDS = backends.names()
+
+
+def test_backends_are_the_folders() -> None:
+    """A folder under hands/ is a backend, and nothing else names it."""
+    assert {"bubblewrap", "docker", "process"} == BACKENDS
+
+
+def test_without_a_file_there_are_the_built_in_ones() -> None:
+    """The default one isolates; no name means the default one."""
+    found = load(None, BACKENDS)
+    assert found is BUILT_IN and {recipe.backend for recipe in found.recipes.values()} == BACKENDS
+    assert found.recipe("").backend == "bubblewrap"
+
+
+def test_a_file_adds_and_replaces() -> None:
+    """Every key of a recipe arrives; units are those that the key names."""
+    text = """
+default = "build"
+[environments.build]
+backend = "docker"
+description = "Builds"
+image = "my/image:1"
+runtime = "runsc"
+tools = ["bash", "read"]
+[environments.build.env]
+CI = "1"
+[environments.build.limits]
+memory_mib = 2048
+cpus = 0.5
+processes = 100
+disk_mib = 10
+open_files = 400
+seconds = 1.5
+output_text_kib = 1
+output_file_mib = 2
+output_total_mib = 3
+"""
+    found = parse(text, "f.toml", BACKENDS)
+    limits = Limits(2 << 30, 0.5, 100, 10 << 20, 400, 1.5, 1 << 10, 2 << 20, 3 << 20)
+    expected = Recipe("build", "docker", "Builds", "my/image:1", "", "runsc", {"CI": "1"}, ("bash", "read"), limits)
+    assert found.recipe("") == found.recipe("build") == expected
+    assert found.recipe("default") == BUILT_IN.recipes["default"]
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    """Each line names the file, the key, the value and what was expected."""
+    text = """
+default = "nowhere"
+colour = 1
+[environments.Bad]
+backend = "docker"
+[environments.a]
+backend = "podman"
+image = 7
+size = "big"
+tools = ["bash", "sudo"]
+env = { "A B" = "1", OK = 2 }
+limits = { memory_mib = 1, cpus = 0, processes = true, seconds = "1", fuel = 1 }
+[environments]
+b = 3
+"""
+    with pytest.raises(EnvironmentsError) as told:
+        parse(text.replace("[environments]\nb = 3", ""), "f.toml", BACKENDS)
+    lines = str(told.value).splitlines()
+    assert all(line.startswith("f.toml: ") and "expected" in line for line in lines)
+    for key in (
+        *("default is 'nowhere'", "colour is unknown", "environments.Bad", "environments.a.backend is 'podman'"),
+        *(
+            "environments.a.image is 7",
+            "environments.a.size is unknown",
+            "environments.a.tools",
+            "environments.a.env.A B",
+        ),
+        *("environments.a.env.OK", "environments.a.limits.memory_mib is 1", "environments.a.limits.cpus is 0"),
+        *("environments.a.limits.processes is True", "environments.a.limits.seconds", "environments.a.limits.fuel"),
+    ):
+        assert any(key in line for line in lines), key
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "environments = 1", "[environments]\na = 1", "[environments.a]\nlimits = 1\nbackend='docker'"]
+)
+def test_what_has_no_form_is_told_too(text: str) -> None:
+    """A file that is no TOML, or no tables, is a mistake and no crash."""
+    with pytest.raises(EnvironmentsError, match=r"f\.toml"):
+        parse(text, "f.toml", BACKENDS)
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    """A folder in place of a file, and bytes that are no text."""
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    for path in (tmp_path, tmp_path / "bytes"):
+        with pytest.raises(EnvironmentsError, match="cannot be read"):
+            load(path, BACKENDS)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "Default", "../x", "\0", "x" * 10_000, "é"])
+def test_an_unknown_environment_is_refused(name: str) -> None:
+    """The error names those that there are."""
+    with pytest.raises(Invalid, match="ENVIRONMENT_UNKNOWN") as refused:
+        BUILT_IN.recipe(name)
+    assert "bubblewrap" not in str(refused.value) and "default, docker, process" in str(refused.value)
