@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -83,8 +84,9 @@ class Guard(grpc.aio.ServerInterceptor):
                 shares.open(caller)
                 try:
                     asked = _checked(request, shares, caller) if handler.request_streaming else request
-                    async for answered in answer(asked, context):
-                        yield answered
+                    async with aclosing(answer(asked, context)) as answers:
+                        async for one in answers:  # closed at once when the caller leaves, not by the garbage collector
+                            yield one
                 finally:
                     shares.close(caller)
             except Exception as problem:
