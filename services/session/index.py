@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
 from handmesh.session.v1.config_pb2 import SessionConfig
@@ -116,9 +116,9 @@ class Index:
         entry = await self._registry.get(BUCKET, key_of(tenant, session_id))
         return entry is not None and Row.unpack(entry.value).made
 
-    async def bury(self, session_id: str, tenant: str) -> None:
-        """Marks a deleted session's entry. The janitor removes it with the log."""
-        key = key_of(tenant, session_id)
+    async def bury(self, session_id: str, prefix: str) -> None:
+        """Marks a deleted session's entry, below its tenant's prefix. The janitor removes it with the log."""
+        key = prefix + session_id
         self._behind.pop(key, None)
         await self._write(key, Row(gone=True))
 
@@ -175,13 +175,13 @@ class Index:
         raise Unavailable("LOG_UNAVAILABLE", "too many others write the session's entry", retry_after=0.1)
 
 
-async def survey(index: Index, writer: Writer, log: Log, rows: Callable[[], Iterable[tuple[str, Row]]]) -> int:
+async def survey(index: Index, writer: Writer, log: Log, rows: Iterable[tuple[str, Row]]) -> int:
     """Looks at all sessions, paced, and mends entries that are behind their logs. Returns how many were looked into.
 
     Only a log that has gone on since its entry was written is looked into.
     """
     mended = 0
-    waiting = [(session_id, row.position) for session_id, row in rows() if not row.gone]
+    waiting = [(session_id, row.position) for session_id, row in rows]
 
     async def look(session_id: str, position: int) -> bool:
         try:

@@ -11,7 +11,7 @@ from services.session import codec, tombstones
 from services.session.claims import Claims
 from services.session.emitters import SESSION
 from services.session.grants import Grants
-from services.session.index import Index
+from services.session.index import Index, prefix_of
 from services.session.log import Log, Wire
 from services.session.sessions import Sessions
 from services.session.tombstones import Tombstone, Tombstones
@@ -60,6 +60,10 @@ class Lifecycle:
         """Deletes what was begun and is not to become a session, whatever there is of it."""
         await self._sessions.carry(self._delete(session_id, tenant))
 
+    async def clear(self, session_id: str, prefix: str) -> None:
+        """Deletes what was announced long ago and never made. `prefix` is of its entry in the index."""
+        await self._sessions.carry(self._bury(session_id, "", prefix))
+
     async def was_deleted(self, session_id: str) -> bool:
         """Says whether an id has a tombstone."""
         return await self._stones.find(session_id) is not None
@@ -80,12 +84,15 @@ class Lifecycle:
         await self._claims.want(session_id, state)
 
     async def _delete(self, session_id: str, owner: str) -> None:
+        await self._bury(session_id, owner, prefix_of(owner))
+
+    async def _bury(self, session_id: str, owner: str, prefix: str) -> None:
         fence = await tombstones.fence(self._log, session_id, self._now())
         if fence is not None:
             await self._wire.send(NOTE, session_id, codec.note(fence))
         await self._stones.put(session_id, Tombstone(self._now() // 1_000_000, owner))
         await self._grants.revoke(session_id, below_epoch=0)
-        await self._index.bury(session_id, owner)
+        await self._index.bury(session_id, prefix)
 
     async def _owner(self, session_id: str) -> str:
         """Says whose a session is or was. A deletion that broke off half-way is found in the log alone."""

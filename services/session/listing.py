@@ -110,10 +110,11 @@ class Listing:
             token = order[left]
         return found, token if left > 0 else ""
 
-    def rows(self) -> Iterator[tuple[str, Row]]:
-        """Yields all sessions' rows, whose sessions they ever are, as of the last sync."""
-        for rows in tuple(self._rows.values()):
-            yield from tuple(rows.items())
+    def rows(self) -> Iterator[tuple[str, str, Row]]:
+        """Yields tenant's prefix, id and row of all sessions there are, as of the last sync."""
+        for prefix, rows in tuple(self._rows.items()):
+            for session_id, row in tuple(rows.items()):
+                yield prefix, session_id, row
 
     async def sync(self) -> None:
         """Reads what has changed since the last time."""

@@ -25,6 +25,7 @@ from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
 from services.session.sessions import Sessions
 from services.session.slices import Ask
+from services.session.upkeep import Upkeep
 from services.session.watcher import Watcher
 
 GRANT_KEY = "x-handmesh-grant"
@@ -41,6 +42,7 @@ class Parts:
     forks: Forks
     imports: Imports
     listing: Listing
+    upkeep: Upkeep
     reader: Reader
     watcher: Watcher
     previews: Previews

@@ -94,7 +94,7 @@ async def test_a_survey_mends_what_a_crash_left(service: Service) -> None:
     await parts.listing.sync()
     rows = [(each, await row(service, each)) for each in (session, other)]
     index = parts.sessions._index
-    assert await survey(index, parts.sessions._writer, service.store.log, lambda: rows) == 1
+    assert await survey(index, parts.sessions._writer, service.store.log, rows) == 1
     await index.finish()
     assert await listed(service, labels=label, statuses=[ENDED]) == [session]
 
