@@ -18,6 +18,7 @@ from services.session.slices import MAX_SCAN, PAGE_BYTES, Ask, Cut, Span, after,
 from services.session.writer import Writer
 
 READ_SPAN = 1_000  # a page
+BACK_SPAN = 64  # of one read backwards, which is kept whole: at most 64 MiB
 MAX_OWNERS = 65_536  # remembered
 MAX_CONFIGS = 256  # remembered
 
@@ -84,7 +85,9 @@ class Reader:
         early = None if anchor is not None else self._read_early(session_id, ask)
         try:
             last = await self._log.head(session_id)
-            head = last.last_position if last else 0
+            if last is None:
+                raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
+            head = last.last_position
             position = None if anchor is None else await self._locate(session_id, anchor, head)
             span = resolve(ask, head, position)
             entries, left = await self._fill(session_id, span, ask, await early if early else ())
@@ -122,7 +125,7 @@ class Reader:
                     found.append(entry)
                 span = after(span, position, descending=ask.descending)
             looked_at += len(entries)
-            step = min(READ_SPAN, step * 2)
+            step = min(BACK_SPAN if ask.descending else READ_SPAN, step * 2)
         return found, span
 
     async def _entries(

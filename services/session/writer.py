@@ -15,7 +15,7 @@ from handmesh.session.v1.event_pb2 import Event
 from services.kit.errors import Gone, Invalid, Refused, ServiceError, Unavailable
 from services.kit.logs import Log as Journal
 from services.session import codec
-from services.session.admission import admit, check_emitters
+from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters
 from services.session.core import Fact, WriteState, fold, known
 from services.session.log import Log, StoredBatch, TakenError, Wire
 from services.session.snapshots import Snapshots
@@ -53,27 +53,41 @@ class Appended:
 
 @dataclass
 class _Kept:
-    """What is remembered of a session. `sure` is false while the end of an append is not known.
+    """What is remembered of a session, and in which era it was last compared with the store.
 
     The lock protects the order of this process's own appends: without it each would lose its position to the next.
     """
 
     state: WriteState = field(default_factory=WriteState)
+    era: int = -1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    sure: bool = False
     snapshot: int = 0  # position of the state that was kept last
 
 
 class Writer:
     """Appends events to sessions, and knows what their logs say."""
 
-    def __init__(self, log: Log, wire: Wire, now: Callable[[], int], snapshots: Snapshots | None = None) -> None:
+    def __init__(
+        self,
+        log: Log,
+        wire: Wire,
+        now: Callable[[], int],
+        max_session_bytes: int = MAX_SESSION_BYTES,
+        snapshots: Snapshots | None = None,
+    ) -> None:
         self._log = log
+        self._max_session_bytes = max_session_bytes
         self._wire = wire
         self._now = now
         self._snapshots = snapshots
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._names = 0
+        self._era = 0
+
+    def doubt(self) -> None:
+        """Compares every session with the store before anything is appended: the store was away, and may have lost
+        what it had acknowledged. It would take our next position and leave a gap."""
+        self._era += 1
 
     async def append(self, session_id: str, draft: Draft) -> Appended:
         """Appends, and returns once the events are durable. Raises what `EmitEvent` promises."""
@@ -100,7 +114,7 @@ class Writer:
         return kept.state
 
     async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
-        fresh = not kept.sure
+        fresh = kept.era != self._era
         if fresh:
             await self._catch_up(session_id, kept)
         for _ in range(MAX_TRIES):
@@ -109,7 +123,13 @@ class Writer:
                 return found
             try:
                 _check_existence(session_id, kept.state, draft)
-                admit(kept.state, draft.facts, epoch=draft.epoch, expected_position=draft.expected_position)
+                admit(
+                    kept.state,
+                    draft.facts,
+                    epoch=draft.epoch,
+                    expected_position=draft.expected_position,
+                    max_bytes=self._max_session_bytes,
+                )
             except ServiceError:
                 if fresh:
                     raise
@@ -144,13 +164,12 @@ class Writer:
         emitters = [fact.emitter for fact in draft.facts]
         data = codec.seal(draft.events, emitters, first, time, draft.epoch)
         batch = StoredBatch(first, len(draft.events), state.digest, data)
-        kept.sure = False
         await self._log.append(session_id, batch)
         names = len(state.names)
         for fact in draft.facts:
             fold(state, fact, time)
         state.digest = batch.digest
-        kept.sure = True
+        state.size += len(data)
         self._weigh(session_id, kept, names)
         self._snapshot(session_id, kept)
         await self._wire.send(NOTE, session_id, codec.note(batch))
@@ -158,15 +177,16 @@ class Writer:
 
     async def _read_on(self, session_id: str, kept: _Kept) -> None:
         """Reads what took our position, in one step: whoever is slower here loses the next position too."""
-        state, names = kept.state, len(kept.state.names)
-        for batch in await self._log.read(session_id, state.head + 1, state.head + 1 + READ_ON_SPAN, READ_BYTES):
+        state, names, head = kept.state, len(kept.state.names), kept.state.head
+        for batch in await self._log.read(session_id, head + 1, head + 1 + READ_ON_SPAN, READ_BYTES):
             _fold_batch(state, batch)
-        kept.sure = True
         self._weigh(session_id, kept, names)
+        if state.head >= head + READ_ON_SPAN:
+            await self._catch_up(session_id, kept)
 
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
         """Reads what the log has beyond what is remembered, to its end."""
-        state, names, damaged = kept.state, len(kept.state.names), kept.state.damaged
+        state, names, damaged, era = kept.state, len(kept.state.names), kept.state.damaged, self._era
         last, snapshot = await self._look(session_id, cold=not state.head)
         end = last.last_position if last else 0
         if snapshot is not None and snapshot.head <= end:
@@ -180,8 +200,8 @@ class Writer:
             state.damaged = True
         if state.damaged and not damaged:
             _journal.error("log damaged", session_id=session_id, position=state.head, last_position=end)
-        kept.sure = True
         self._weigh(session_id, kept, names)
+        kept.era = era
         self._snapshot(session_id, kept)
 
     async def _look(self, session_id: str, *, cold: bool) -> tuple[StoredBatch | None, WriteState | None]:
@@ -247,4 +267,5 @@ def _fold_batch(state: WriteState, batch: StoredBatch) -> None:
         return
     for event in events:
         fold(state, codec.stored_fact(event), codec.nanoseconds(event.emit_time))
+    state.size += len(batch.data)
     state.digest = batch.digest

@@ -81,7 +81,7 @@ async def test_a_cold_session_goes_on_from_its_snapshot(service: Service) -> Non
         async def head(self, session_id: str, hint: StoredBatch | None = None) -> object:
             return await service.store.log.head(session_id)
 
-    cold = Writer(Watched(), service.store.wire, lambda: 1, Snapshots(service.store.registry))  # type: ignore[arg-type]
+    cold = Writer(Watched(), service.store.wire, lambda: 1, snapshots=Snapshots(service.store.registry))  # type: ignore[arg-type]
     assert await cold.current(session) == await Writer(service.store.log, service.store.wire, lambda: 1).current(
         session
     )
@@ -99,6 +99,6 @@ async def test_a_snapshot_that_the_log_does_not_bear_out_is_not_used(
     assert state is not None
     state.digest, state.tenant = "0" * 64, "liar"
     await service.store.registry.put(BUCKET, f"{session}.state", encode(state))
-    assert await Writer(service.store.log, service.store.wire, lambda: 1, kept).current(session) == right
+    assert await Writer(service.store.log, service.store.wire, lambda: 1, snapshots=kept).current(session) == right
     monkeypatch.setattr(snapshots, "_VERSION", ["another"])
     assert await kept.load(session) is None

@@ -332,7 +332,9 @@ class ListSessionsResponse(message.Message):
     """Where the next page starts. Empty when there is none."""
     @builtins.property
     def sessions(self) -> containers.RepeatedCompositeFieldContainer[Session]:
-        """The sessions, newest first."""
+        """The sessions, newest first. Fewer than asked for when they are big; only
+        an empty `next_page_token` means that there are no more.
+        """
 
     def __init__(
         self,
@@ -542,7 +544,9 @@ class ForkSessionRequest(message.Message):
     session_id: builtins.str
     """The session whose log it is."""
     position: builtins.int
-    """Position of the last event that both share. 0 means the log's last."""
+    """Position of the last event that both share. 0 means the log's last, or
+    the last before the session's end.
+    """
     request_id: builtins.str
     """Makes the call idempotent."""
     @builtins.property
@@ -882,7 +886,9 @@ class GetEventsRequest(message.Message):
     error. A page can be shorter, since it also stops at 3 MiB.
     """
     last: builtins.int
-    """Only the last so many events of the slice. 0 means all."""
+    """Only the last so many events of the slice, of which `kinds` leaves some out.
+    0 means all.
+    """
     anchor_position: builtins.int
     """The event at this position."""
     anchor_event_id: builtins.str
@@ -895,7 +901,9 @@ class GetEventsRequest(message.Message):
     """Newest first."""
     @builtins.property
     def anchor_emit_time(self) -> timestamp_pb2.Timestamp:
-        """The first event emitted at or after this time."""
+        """The first event emitted at or after this time; one past the log's end if
+        there is none.
+        """
 
     @builtins.property
     def kinds(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:

@@ -75,6 +75,7 @@ class Connection:
         self.gaps: set[Callable[[], None]] = set()  # called when messages may have been missed
         self._connected = asyncio.Event()
         self._in_use = False
+        self._away_since = 0.0
         self._problem = "no answer"
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._answers: dict[bytes, tuple[Callable[[Message], None], asyncio.Future[Any]]] = {}
@@ -141,6 +142,7 @@ class Connection:
             self._tell_gaps()
 
     def _on_lost_answers(self) -> None:
+        self._away_since = asyncio.get_running_loop().time()
         for _, ended in self._answers.values():
             if not ended.done():
                 ended.set_exception(nats.errors.ConnectionClosedError())  # the answer is lost with the connection
@@ -177,6 +179,12 @@ class Connection:
             raise _unavailable(nats.errors.NoRespondersError())
         return message
 
+    def _patience(self) -> float:
+        """Says how long to wait: not at all for a NATS that has been away so long, or calls would queue up for it."""
+        if self.lane.connected:
+            return PATIENCE_SECONDS
+        return max(0.0, self._away_since + PATIENCE_SECONDS - asyncio.get_running_loop().time())
+
     async def _exchange(
         self,
         subject: str,
@@ -189,7 +197,7 @@ class Connection:
         late = ended.get_loop().call_later(PATIENCE_SECONDS, _give_up, ended)
         try:
             if not self.lane.connected:
-                async with asyncio.timeout(PATIENCE_SECONDS):
+                async with asyncio.timeout(self._patience()):
                     await self.lane.ready()
             self._answers[token.encode()] = take, ended
             self.lane.send(subject, data, f"{self._inbox}.{token}", header)

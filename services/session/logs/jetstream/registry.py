@@ -10,6 +10,8 @@ from services.session.log import Entry
 from services.session.logs.jetstream.connection import Connection, StoredMessage, header_of
 from services.session.logs.jetstream.events import EXPECTED, MULTI_SUBJECTS, WRONG_LAST_SEQUENCE
 
+CHANGES_AT_ONCE = 1_000
+
 
 class JetStreamRegistry:
     """Entries in the streams KV_<bucket>."""
@@ -41,6 +43,16 @@ class JetStreamRegistry:
         if code not in (0, WRONG_LAST_SEQUENCE):
             raise _refused(code)
         return not code
+
+    async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
+        subject = f"$KV.{bucket}."
+        question = {"seq": after + 1, "batch": CHANGES_AT_ONCE, "next_by_subj": f"{subject}>"}
+        messages, whole = await self._connection.collect(f"KV_{bucket}", json.dumps(question).encode())
+        found = [
+            (each.subject.removeprefix(subject), Entry(each.data, each.revision))
+            for each in map(StoredMessage, messages)
+        ]
+        return found, whole
 
     async def keys(self, bucket: str, prefix: str) -> list[str]:
         subject = f"$KV.{bucket}."

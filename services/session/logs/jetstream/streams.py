@@ -20,7 +20,7 @@ from services.session.settings import Settings
 
 SHARDS = 8
 WORK = "WORK"
-BUCKETS = ("requests", "sessions", "grants", "snapshots")
+BUCKETS = ("requests", "sessions", "grants", "tombstones", "snapshots")
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 
 STREAM_NOT_FOUND = 10059
