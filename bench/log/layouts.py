@@ -24,7 +24,7 @@ from handmesh.launcher.ports import free_ports
 from services.session.log import StoredBatch
 from services.session.logs.jetstream.connection import Connection
 from services.session.logs.jetstream.events import COUNT, EXPECTED, PREVIOUS, JetStreamLog
-from services.session.logs.jetstream.lane import PLAIN
+from services.session.logs.jetstream.link import PLAIN
 from services.session.logs.jetstream.streams import SHARDS, set_up, shard_of
 
 STORES = {"ci": ((1_000, 10),), "full": ((1_000, 10), (100_000, 1_000), (1_000_000, 10_000))}

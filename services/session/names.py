@@ -27,8 +27,13 @@ class Segment:
     @classmethod
     def of(cls, names: dict[int, int]) -> Segment:
         """Sorts names."""
-        pairs = sorted(names.items())
-        return cls(array(_HASH, [name for name, _ in pairs]), array(_POSITION, [at for _, at in pairs]))
+        hashes = sorted(names)
+        return cls(array(_HASH, hashes), array(_POSITION, map(names.__getitem__, hashes)))
+
+    @classmethod
+    def unsorted(cls, names: dict[int, int]) -> Segment:
+        """Takes names as they come: to be written, not to be asked."""
+        return cls(array(_HASH, names), array(_POSITION, names.values()))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Segment:

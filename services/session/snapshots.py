@@ -84,7 +84,7 @@ def encode(state: WriteState) -> bytes:
     """Writes a state but for its segments, of which it holds the sums."""
     names = state.names
     assert isinstance(names, Names)
-    fresh = Segment.of(names.fresh).to_bytes()
+    fresh = Segment.unsorted(names.fresh).to_bytes()
     header = {
         "version": _VERSION,
         "state": {field.name: _plain(getattr(state, field.name)) for field in _KEPT},

@@ -21,7 +21,8 @@ from nats.aio.client import Client
 from services.kit.errors import Unavailable
 from services.kit.logs import Log as Journal
 from services.session.log import MAX_STORED_BYTES, PATIENCE_SECONDS, UnusableStoreError
-from services.session.logs.jetstream.lane import PLAIN, Lane, Message
+from services.session.logs.jetstream.lane import Lane
+from services.session.logs.jetstream.link import PLAIN, Message
 from services.session.settings import Settings
 
 CONNECT_SECONDS = 30.0  # the parts of a mesh start at the same time

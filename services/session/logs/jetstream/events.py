@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from services.kit.errors import Unavailable
 from services.session.log import BATCH_SPAN, StoredBatch, TakenError
 from services.session.logs.jetstream.connection import NOTHING_THERE, Connection
-from services.session.logs.jetstream.lane import PLAIN, Message
+from services.session.logs.jetstream.link import PLAIN, Message
 from services.session.logs.jetstream.streams import shard_of
 
 COUNT = "Handmesh-Count"
