@@ -143,7 +143,7 @@ async def test_a_log_that_became_shorter_is_damaged(service: Service, monkeypatc
     await service.emit(session, note("n1"))
     shorter = (await service.store.log.read(session, 1, 2, 1))[0]
 
-    async def head(session_id: str) -> StoredBatch:
+    async def head(session_id: str, hint: StoredBatch | None = None) -> StoredBatch:
         return shorter
 
     monkeypatch.setattr(service.store.log, "head", head)
