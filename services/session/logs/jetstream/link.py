@@ -11,7 +11,7 @@ from services.kit.logs import Log as Journal
 
 PING_SECONDS = 5.0
 MAX_UNANSWERED_PINGS = 2
-LATE_SECONDS = 0.001  # that news to other replicas may wait for something to be sent with
+LATE_SECONDS = 0.002  # that news to other replicas may wait for something to be sent with
 PLAIN = b"NATS/1.0\r\n"  # how headers without a status begin
 
 _journal = Journal("services.session.lane")
