@@ -118,12 +118,14 @@ class Reader:
             part = next_read(span, step, descending=ask.descending)
             entries = await self._entries(session_id, part, early, whole=ask.descending)
             early = ()
+            done = 0
             for position, entry in reversed(entries) if ask.descending else entries:
                 if not ask.kinds or codec.unseal(entry)[0].WhichOneof("kind") in ask.kinds:
                     if cut.full or not cut.takes(len(entry)):
-                        return found, span
+                        return found, after(span, done, descending=ask.descending) if done else span
                     found.append(entry)
-                span = after(span, position, descending=ask.descending)
+                done = position
+            span = after(span, done, descending=ask.descending)
             looked_at += len(entries)
             step = min(BACK_SPAN if ask.descending else READ_SPAN, step * 2)
         return found, span
