@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from handmesh.cli import doctor, mesh, running, sessions
+from handmesh.cli import doctor, integrity, mesh, running, sessions
 
 EPILOG = """\b
 Start here:
@@ -40,6 +40,7 @@ app.command()(sessions.send)
 app.command()(sessions.interrupt)
 app.command()(sessions.wake)
 app.command()(sessions.end)
+app.command(epilog=integrity.VERIFY_EPILOG)(integrity.verify)
 app.command(epilog=mesh.KEY_EPILOG)(mesh.key)
 app.command()(doctor.doctor)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(mesh.model)

@@ -14,12 +14,14 @@ from services.kit.serving import Server, main, until_signal
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
+from services.session.integrity import Marks
 from services.session.log import Store, UnusableStoreError
 from services.session.previews import Previews
 from services.session.reader import Reader
 from services.session.server import Parts, SessionServicer
 from services.session.sessions import Sessions
 from services.session.settings import Settings
+from services.session.verifying import Verifier
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -31,14 +33,16 @@ _journal = Journal("services.session")
 def parts(store: Store) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
-    writer = Writer(store.log, store.wire, now)
+    marks = Marks(store.registry)
+    writer = Writer(store.log, store.wire, marks, now)
     reader = Reader(store.log, writer)
     index = Index(store.registry, writer)
     claims = Claims(store.queue, store.wire, writer, now)
     grants = Grants(store.registry, store.wire, writer, reader, now)
     watcher = Watcher(store.log, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
-    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants)
+    verifier = Verifier(store.log, marks, writer)
+    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants, writer, verifier)
 
 
 async def run(settings: Settings) -> None:
@@ -59,7 +63,7 @@ async def serve(settings: Settings, store: Store) -> str:
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)  # type: ignore[abstract]  # see its docstring
     add_MemoryServiceServicer_to_server(MemoryServiceServicer(), server.grpc)  # type: ignore[abstract]  # not built yet
-    keeping = asyncio.create_task(whole.claims.run())
+    keeping = asyncio.create_task(whole.run())
     ends = {
         asyncio.create_task(until_signal()),
         lost := asyncio.create_task(store.lost()),
@@ -75,7 +79,7 @@ async def serve(settings: Settings, store: Store) -> str:
         for part in (whole.claims, whole.watcher, whole.grants):
             part.drain()
         await server.stop()
-        await whole.sessions.finish()
+        await whole.finish()
         for task in ends:
             task.cancel()
         await asyncio.wait(ends)

@@ -59,6 +59,8 @@ class Reader:
             for batch in await self._log.read(session_id, 1, 2, 1):
                 owner = codec.unseal(batch.data)[0].session_started.config.tenant
                 _remember(self._owners, session_id, owner, MAX_OWNERS)
+        if owner is None:
+            owner = (await self._writer.current(session_id)).tenant  # a damaged log may have lost its first event
         if owner is None or tenant not in (None, owner):
             raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
 

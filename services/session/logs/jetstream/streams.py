@@ -20,7 +20,7 @@ from services.session.settings import Settings
 
 SHARDS = 8
 WORK = "WORK"
-BUCKETS = ("requests", "sessions", "grants")
+BUCKETS = ("requests", "sessions", "grants", "marks")
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 
 STREAM_NOT_FOUND = 10059
