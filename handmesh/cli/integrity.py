@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -72,3 +73,26 @@ def _line(session_id: str, violation: session_pb2.Violation) -> str:
     from handmesh.cli.escape import one_line
 
     return f"{session_id}  {violation.invariant}  position {violation.position}: {one_line(violation.message, 200)}"
+
+
+def migrate(data_directory: DataDirectory = None) -> None:
+    """Makes and changes what NATS keeps the logs in, for this version. `up` does so by itself; harmless at any time."""
+
+    async def body() -> int:
+        from handmesh.cli.options import resolved
+        from handmesh.launcher.errors import LaunchError
+        from handmesh.launcher.lock import running
+        from handmesh.launcher.migration import finish_migration, start_migration
+        from handmesh.launcher.settings import MeshFiles, MeshSettings, Scripted
+
+        directory = resolved(data_directory)
+        mesh = running(directory)
+        if mesh is None:
+            raise LaunchError(f"no mesh runs on {directory}. Start one, which migrates too: handmesh up")
+        model = Scripted(directory)  # nobody asks for it here
+        settings = MeshSettings(directory, model, os.environ, mesh.ports)
+        await finish_migration(start_migration(settings))
+        typer.echo(f"NATS is as this version needs it; what was done is in {MeshFiles(directory).log('migrate')}")
+        return 0
+
+    run(body)

@@ -24,7 +24,7 @@ from services.kit import ids
 from services.session.logs.jetstream.streams import shard_of
 from tests.drills.size import FULL
 from tests.session.running import Service, make_settings, note, running
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, migrated
 from tests.support.requirements import require
 
 pytestmark = pytest.mark.nats
@@ -107,6 +107,7 @@ async def nats_at(directory: Path) -> AsyncIterator[NatsServer]:
     """Runs a server on the state in a directory."""
     port, monitor_port = free_ports(2)
     nats = await Nats.start(directory / "nats", directory / "nats.log", port, monitor_port)
+    await migrated(nats.url, nats.migrate_credentials)
     logins = nats.session_credentials, nats.migrate_credentials
     server = NatsServer(directory, port, monitor_port, nats.url, nats.monitor_url, *logins, nats.process)
     try:
