@@ -19,6 +19,9 @@ READY_WITHIN = 30.0
 
 PASSWORD_BYTES = 24
 
+SHARDS = 8
+"""Streams that the session service keeps its log in, LOG-0 and on; a permission cannot say LOG-*."""
+
 _CONFIGURATION = """\
 # Written by the handmesh launcher at every start: changes here are lost.
 server_name: handmesh
@@ -54,7 +57,8 @@ authorization {{
         publish: {{
           allow: [
             "$JS.API.STREAM.INFO.>",
-            "$JS.API.STREAM.PURGE.LOG-*", "$JS.API.STREAM.PURGE.OBJECTS",
+            {log_purges},
+            "$JS.API.STREAM.PURGE.OBJECTS",
             "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions"
           ]
         }}
@@ -169,6 +173,7 @@ def write_configuration(files: NatsFiles, port: int, monitor_port: int) -> None:
         port=port,
         monitor_port=monitor_port,
         store=files.directory / "store",
+        log_purges=", ".join(f'"$JS.API.STREAM.PURGE.LOG-{shard}"' for shard in range(SHARDS)),
         session_password=read_strings(files.session_credentials)["password"],
         janitor_password=read_strings(files.janitor_credentials)["password"],
         migrate_password=read_strings(files.migrate_credentials)["password"],

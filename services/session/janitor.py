@@ -8,15 +8,14 @@ that others' appends are not held up. The tombstone stays for ever. All of it ma
 from __future__ import annotations
 
 import asyncio
-import sys
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.kit.logs import Log as Journal
-from services.kit.serving import main, until_signal
 from services.kit.settings import setting, whole
 from services.session.logs.jetstream.streams import shard_of
-from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected
+from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected, main
 
 TOMBSTONES = "tombstones"
 STEP = 256  # messages in one purge: NATS appends nothing meanwhile
@@ -105,17 +104,14 @@ async def keep_sweeping(janitor: Janitor, seconds: float) -> None:
 
 async def run(settings: Settings) -> None:
     """Sweeps until SIGTERM."""
-    try:
-        async with connected(settings, "janitor") as operator:
-            sweeping = asyncio.create_task(keep_sweeping(Janitor(operator), settings.every))
-            told = asyncio.create_task(until_signal())
-            await asyncio.wait({sweeping, told}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (sweeping, told):
-                task.cancel()
-            await asyncio.gather(sweeping, told, return_exceptions=True)
-    except StoreError as problem:
-        sys.exit(f"janitor: {problem}")
+    async with connected(settings, "janitor") as operator:
+        sweeping = asyncio.create_task(keep_sweeping(Janitor(operator), settings.every))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, sweeping.cancel)
+        await asyncio.wait({sweeping})
+        if not sweeping.cancelled():
+            sweeping.result()
 
 
 if __name__ == "__main__":
-    main("session.janitor", Settings, run)
+    main("janitor", Settings, run)

@@ -9,14 +9,12 @@ may still be there, and what they have lost is noticed by the sessions' high-wat
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from services.kit.logs import Log as Journal
-from services.kit.serving import main
 from services.session.logs.jetstream.streams import wanted
-from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected
+from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected, main
 
 LAYOUT = 1  # raised by whoever changes a stream in a way that older versions must not undo
 LAYOUT_KEY = "handmesh_layout"  # in each stream's metadata
@@ -67,14 +65,11 @@ def differences(config: Mapping[str, Any], there: Mapping[str, Any]) -> list[str
 
 async def run(settings: OperatorSettings) -> None:
     """Migrates once and says what was done."""
-    try:
-        async with connected(settings, "migrate") as operator:
-            done = await migrate(operator)
-    except StoreError as problem:
-        sys.exit(f"migrate: {problem}")
+    async with connected(settings, "migrate") as operator:
+        done = await migrate(operator)
     for what in done:
         _journal.info("migrated", what=what)
 
 
 if __name__ == "__main__":
-    main("session.migrate", OperatorSettings, run)
+    main("migrate", OperatorSettings, run)

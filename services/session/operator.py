@@ -7,17 +7,20 @@ raised, in NATS's own words, when there was one.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
 
+from services.kit import logs, settings
 from services.kit.settings import existing, one_of, setting, url
 
 CONNECT_SECONDS = 30.0  # NATS may start at the same time
@@ -39,6 +42,9 @@ class OperatorSettings:
     )
 
 
+S = TypeVar("S", bound=OperatorSettings)
+
+
 class StoreError(Exception):
     """NATS refuses, or does not answer. The text is one line for the operator."""
 
@@ -50,15 +56,15 @@ class Operator:
         self.client = Client()
         self._complaint = ""
 
-    async def open(self, settings: OperatorSettings, name: str) -> None:
+    async def open(self, told: OperatorSettings, name: str) -> None:
         """Connects, trying again while NATS is starting. Raises StoreError."""
         login: Mapping[str, str] = {}
-        if settings.nats_credentials_file:
-            login = json.loads(settings.nats_credentials_file.read_text())
+        if told.nats_credentials_file:
+            login = json.loads(told.nats_credentials_file.read_text())
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 await self.client.connect(
-                    settings.nats_url,
+                    told.nats_url,
                     user=login.get("user"),
                     password=login.get("password"),
                     name=f"handmesh {name}",
@@ -70,7 +76,7 @@ class Operator:
                 )
         except TimeoutError:
             said = self._complaint or "no answer"
-            raise StoreError(f"HANDMESH_NATS_URL is {settings.nats_url}, and NATS does not let us in: {said}") from None
+            raise StoreError(f"HANDMESH_NATS_URL is {told.nats_url}, and NATS does not let us in: {said}") from None
 
     async def _on_error(self, problem: Exception) -> None:
         self._complaint = str(problem) or type(problem).__name__
@@ -87,12 +93,31 @@ class Operator:
         return dict(json.loads(answer.data))
 
 
+def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> None:
+    """Runs an operator to its end. A service's own `main` would bring gRPC, which takes longer than a migration."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m services.session.{name}",
+        epilog="Settings, from the environment:\n" + settings.describe(kind),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    try:
+        values = settings.read(kind)
+    except settings.SettingsError as problems:
+        sys.exit(f"{name}: {str(problems).replace(chr(10), chr(10) + name + ': ')}")
+    logs.set_up(values.log_level)
+    try:
+        asyncio.run(run(values))
+    except StoreError as problem:
+        sys.exit(f"{name}: {problem}")
+
+
 @asynccontextmanager
-async def connected(settings: OperatorSettings, name: str) -> AsyncIterator[Operator]:
+async def connected(told: OperatorSettings, name: str) -> AsyncIterator[Operator]:
     """Opens a connection, and closes it at the end."""
     operator = Operator()
     try:
-        await operator.open(settings, name)
+        await operator.open(told, name)
         yield operator
     finally:
         await operator.client.close()
