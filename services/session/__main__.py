@@ -42,7 +42,7 @@ def parts(store: Store) -> Parts:
     watcher = Watcher(store.log, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
     verifier = Verifier(store.log, marks, writer)
-    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants, writer, verifier)
+    return Parts(sessions, reader, watcher, Previews(writer, watcher), claims, grants, writer, verifier)
 
 
 async def run(settings: Settings) -> None:

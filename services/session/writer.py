@@ -53,19 +53,18 @@ class Appended:
 
 @dataclass
 class _Kept:
-    """What is remembered of a session. `sure` is false while the end of an append is not known.
+    """What is remembered of a session, and in which era it was last compared with the store.
 
-    `mark` is what the log must at least hold; None before it was looked up. A `doubted` state is made again from the
-    log, which has to hold all that the state said: while NATS was away its files may have been damaged.
+    `mark` is what the log must at least hold; None before it was looked up. A state of an older era is made again from
+    the log, which has to hold all that the state said: while the store was away its files may have been damaged.
 
     The lock protects the order of this process's own appends: without it each would lose its position to the next.
     """
 
     state: WriteState = field(default_factory=WriteState)
+    era: int = -1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    sure: bool = False
     mark: Mark | None = None
-    doubted: bool = False
 
 
 class Writer:
@@ -78,6 +77,12 @@ class Writer:
         self._now = now
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._names = 0
+        self._era = 0
+
+    def doubt(self) -> None:
+        """Compares every session with the store before anything is appended: the store was away, and may have lost
+        what it had acknowledged. It would take our next position and leave a gap."""
+        self._era += 1
 
     async def append(self, session_id: str, draft: Draft) -> Appended:
         """Appends, and returns once the events are durable. Raises what `EmitEvent` promises."""
@@ -93,21 +98,12 @@ class Writer:
         return appended
 
     async def run(self) -> None:
-        """Writes marks behind, and doubts what is remembered whenever the store was away. For ever."""
-        stop = await self._wire.listen(NOTE, "gaps", lambda _: None, self.doubt)
-        try:
-            await self._marks.run()
-        finally:
-            await stop()
+        """Writes marks behind, for ever."""
+        await self._marks.run()
 
     async def finish(self) -> None:
         """Writes the marks that are left."""
         await self._marks.flush()
-
-    def doubt(self) -> None:
-        """Makes every session be read again, and compared with what is remembered of it, before it is used."""
-        for kept in self._kept.values():
-            kept.doubted = True
 
     async def current(self, session_id: str, tenant: str | None = None) -> WriteState:
         """Returns what the log says, with every append that has returned, wherever it was made.
@@ -124,7 +120,7 @@ class Writer:
         return kept.state
 
     async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
-        fresh = not kept.sure or kept.doubted
+        fresh = kept.era != self._era
         if fresh:
             await self._catch_up(session_id, kept)
         for _ in range(MAX_TRIES):
@@ -168,13 +164,11 @@ class Writer:
         emitters = [fact.emitter for fact in draft.facts]
         data = codec.seal(draft.events, emitters, first, time, draft.epoch)
         batch = StoredBatch(first, len(draft.events), state.digest, data)
-        kept.sure = False
         await self._log.append(session_id, batch)
         names = len(state.names)
         for fact in draft.facts:
             fold(state, fact, time)
         state.digest = batch.digest
-        kept.sure = True
         self._weigh(session_id, kept, names)
         self._marks.note(session_id, Mark(state.head, state.digest, state.tenant))
         await self._wire.send(NOTE, session_id, codec.note(batch))
@@ -182,15 +176,16 @@ class Writer:
 
     async def _read_on(self, session_id: str, kept: _Kept) -> None:
         """Reads what took our position, in one step: whoever is slower here loses the next position too."""
-        state, names = kept.state, len(kept.state.names)
-        for batch in await self._log.read(session_id, state.head + 1, state.head + 1 + READ_ON_SPAN, READ_BYTES):
+        state, names, head = kept.state, len(kept.state.names), kept.state.head
+        for batch in await self._log.read(session_id, head + 1, head + 1 + READ_ON_SPAN, READ_BYTES):
             _fold_batch(state, batch, kept.mark or Mark())
-        kept.sure = True
         self._weigh(session_id, kept, names)
+        if state.head >= head + READ_ON_SPAN:
+            await self._catch_up(session_id, kept)
 
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
         """Reads what the log has beyond what is remembered, to its end."""
-        names, damaged = len(kept.state.names), kept.state.damaged
+        names, damaged, era = len(kept.state.names), kept.state.damaged, self._era
         mark = await self._least(session_id, kept)  # before the head: others append meanwhile
         state, cold = kept.state, not kept.state.head
         last = await self._log.head(session_id)
@@ -209,17 +204,17 @@ class Writer:
             )
         if cold and not state.damaged and state.head > mark.position:
             self._marks.note(session_id, Mark(state.head, state.digest, state.tenant))
-        kept.sure = True
         self._weigh(session_id, kept, names)
+        kept.era = era
 
     async def _least(self, session_id: str, kept: _Kept) -> Mark:
         """Says what the log must at least hold; forgets a state that is doubted, and remembers how far it came."""
         mark = kept.mark if kept.mark is not None else await self._marks.read(session_id)
-        if kept.doubted:
+        if kept.era != self._era and kept.state.head:
             state = kept.state
             if state.head > mark.position and not state.damaged:
                 mark = Mark(state.head, state.digest, state.tenant)
-            kept.state, kept.doubted, kept.sure = WriteState(), False, False
+            kept.state = WriteState()
         kept.mark = mark
         return mark
 
