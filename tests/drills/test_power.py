@@ -51,7 +51,7 @@ async def mounted(backing: Path, mountpoint: Path) -> AsyncIterator[None]:
     process = await asyncio.create_subprocess_exec(sys.executable, str(FORGETFUL), str(backing), str(mountpoint))
     try:
         async with asyncio.timeout(20):
-            while not os.path.ismount(mountpoint):  # noqa: PTH114 - looks at one folder
+            while not os.path.ismount(mountpoint):  # noqa: ASYNC240 - looks at one folder
                 assert process.returncode is None, "the file system did not start"
                 await asyncio.sleep(0.01)
         yield
