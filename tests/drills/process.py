@@ -110,3 +110,8 @@ def seen(events: list[ev.Event]) -> list[Seen]:
         Seen(event.position, codec.stored_fact(event), event.epoch, codec.nanoseconds(event.emit_time))
         for event in events
     ]
+
+
+def memory_of(pid: int) -> int:
+    """Returns the memory that a process holds, in kB."""
+    return int(Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()[0])
