@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,9 @@ from services.session.reader import Anchor, Reader
 from services.session.sessions import Sessions
 from services.session.slices import Ask
 from services.session.upkeep import Upkeep
+from services.session.verifying import Verifier
 from services.session.watcher import Watcher
+from services.session.writer import Writer
 
 GRANT_KEY = "x-handmesh-grant"
 
@@ -48,6 +51,19 @@ class Parts:
     previews: Previews
     claims: Claims
     grants: Grants
+    writer: Writer
+    verifier: Verifier
+
+    async def run(self) -> None:
+        """Does what is done behind the calls, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.claims.run())
+            tasks.create_task(self.writer.run())
+
+    async def finish(self) -> None:
+        """Carries through what was begun."""
+        await self.sessions.finish()
+        await self.writer.finish()
 
 
 class SessionServicer(SessionServiceServicer):
@@ -100,6 +116,17 @@ class SessionServicer(SessionServiceServicer):
     ) -> pb.ImportSessionResponse:
         session = await self._parts.imports.take(request_iterator, caller().tenant or "")
         return pb.ImportSessionResponse(session=session)
+
+    async def VerifySession(self, request: pb.VerifySessionRequest, context: Context) -> pb.VerifySessionResponse:
+        report = await self._parts.verifier.verify(request.session_id, caller().tenant)
+        return pb.VerifySessionResponse(
+            violations=[
+                pb.Violation(invariant=each.invariant, position=each.position, message=each.message)
+                for each in report.violations
+            ],
+            last_position=report.last_position,
+            high_water_position=report.high_water_position,
+        )
 
     async def EmitEvent(self, request: pb.EmitEventRequest, context: Context) -> pb.EmitEventResponse:
         expected = request.expected_position if request.HasField("expected_position") else None
