@@ -164,4 +164,4 @@ async def _storm(
             data = makes.bytes_of(method)
             code = await _say(harness if number % 4 == 0 else client, method, data)
             if code in BUGS:
-                bugs.append(f"{method.name} {code}: {data[:200]!r}")
+                bugs.append(f"{method.name} {code}: {data[:60]!r}")
