@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import Mesh, existing, flag, one_of, setting, url
+from services.kit.settings import Mesh, existing, flag, one_of, setting, tuning, url, whole
+from services.session.admission import MAX_SESSION_BYTES
 
 
 @dataclass(frozen=True)
@@ -22,4 +23,10 @@ class Settings(Mesh):
     )
     throwaway: bool = setting(
         "HANDMESH_THROWAWAY", flag, False, "1 runs on a NATS that does not sync: a power cut loses logs."
+    )
+    session_bytes: int = tuning(
+        "HANDMESH_SESSION_BYTES", whole, MAX_SESSION_BYTES, "Most bytes of events that one session has."
+    )
+    retention_file: Path | None = tuning(
+        "HANDMESH_RETENTION_FILE", existing, None, "JSON: how long sessions are kept, by label. None means for ever."
     )

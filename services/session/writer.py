@@ -15,7 +15,7 @@ from handmesh.session.v1.event_pb2 import Event
 from services.kit.errors import Gone, Invalid, Refused, ServiceError, Unavailable
 from services.kit.logs import Log as Journal
 from services.session import codec
-from services.session.admission import admit, check_emitters
+from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters
 from services.session.core import Fact, WriteState, fold, known
 from services.session.integrity import SETTLING, Mark, Marks, fits
 from services.session.log import Log, StoredBatch, TakenError, Wire
@@ -70,9 +70,12 @@ class _Kept:
 class Writer:
     """Appends events to sessions, and knows what their logs say."""
 
-    def __init__(self, log: Log, wire: Wire, marks: Marks, now: Callable[[], int]) -> None:
+    def __init__(
+        self, log: Log, wire: Wire, marks: Marks, now: Callable[[], int], max_session_bytes: int = MAX_SESSION_BYTES
+    ) -> None:
         self._log = log
         self._marks = marks
+        self._max_session_bytes = max_session_bytes
         self._wire = wire
         self._now = now
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -129,7 +132,13 @@ class Writer:
                 return found
             try:
                 _check_existence(session_id, kept.state, draft)
-                admit(kept.state, draft.facts, epoch=draft.epoch, expected_position=draft.expected_position)
+                admit(
+                    kept.state,
+                    draft.facts,
+                    epoch=draft.epoch,
+                    expected_position=draft.expected_position,
+                    max_bytes=self._max_session_bytes,
+                )
             except ServiceError:
                 if fresh:
                     raise
@@ -169,6 +178,7 @@ class Writer:
         for fact in draft.facts:
             fold(state, fact, time)
         state.digest = batch.digest
+        state.size += len(data)
         self._weigh(session_id, kept, names)
         self._marks.note(session_id, Mark(state.head, state.digest, state.tenant))
         await self._wire.send(NOTE, session_id, codec.note(batch))
@@ -259,6 +269,7 @@ def _fold_batch(state: WriteState, batch: StoredBatch, mark: Mark) -> None:
     marked = state.head < mark.position
     for event in events:
         fold(state, codec.stored_fact(event), codec.nanoseconds(event.emit_time))
+    state.size += len(batch.data)
     state.digest = batch.digest
     if marked and not fits(mark, state.head, state.digest):
         state.damaged = True

@@ -127,7 +127,7 @@ async def running(settings: Settings, identities: Path) -> AsyncIterator[Service
 @asynccontextmanager
 async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIterator[Service]:
     """Serves a store until the end of the block."""
-    whole = parts(store)
+    whole = parts(store, settings.session_bytes)
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     await server.start(SERVICES[0])
