@@ -80,8 +80,8 @@ class Reader:
         ask.check(anchored=anchor is not None)
         last = await self._log.head(session_id)
         if last is None:
-            raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
-        head = last.last_position
+            await self._writer.current(session_id)  # raises Gone, unless there is a mark of a log that is lost
+        head = last.last_position if last else 0
         position = None if anchor is None else await self._locate(session_id, anchor, head)
         span = resolve(ask, head, position)
         events, left = await self._fill(session_id, span, ask)
