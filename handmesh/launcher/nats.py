@@ -56,7 +56,7 @@ authorization {{
       permissions: {{
         publish: {{
           allow: [
-            "$JS.API.STREAM.INFO.>",
+            "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.KV_tombstones",
             {log_purges},
             "$JS.API.STREAM.PURGE.OBJECTS",
             "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions"

@@ -45,9 +45,9 @@ _journal = Journal("services.session")
 def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES, rules: Sequence[Rule] = ()) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
+    marks = Marks(store.registry)
     stones = Tombstones(store.registry)
     log = LivingLog(store.log, stones, time.monotonic)
-    marks = Marks(store.registry)
     writer = Writer(log, store.wire, marks, now, session_bytes)
     reader = Reader(log, writer)
     index = Index(store.registry)
@@ -60,23 +60,20 @@ def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES, rules: Sequence[
     asked = Requests(store.registry)
     forks = Forks(log, writer, reader, sessions, asked, index, claims, now)
     imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
-    upkeep = Upkeep(log, writer, index, listing, lifecycle, now, rules)
-    previews = Previews(writer, watcher)
-    verifier = Verifier(log, marks, writer)
     return Parts(
         sessions,
         lifecycle,
         forks,
         imports,
         listing,
-        upkeep,
+        Upkeep(log, writer, index, listing, lifecycle, now, rules),
         reader,
         watcher,
-        previews,
+        Previews(writer, watcher),
         claims,
         grants,
         writer,
-        verifier,
+        Verifier(log, marks, writer),
     )
 
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from services.kit.logs import Log as Journal
 from services.kit.settings import setting, whole
 from services.session.logs.jetstream.streams import shard_of
 from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected, main
+from services.session.tombstones import PURGE_AFTER_SECONDS
 
 TOMBSTONES = "tombstones"
 STEP = 256  # messages in one purge: NATS appends nothing meanwhile
 REST = 4.0  # pauses are so many times as long as the step before them
 LEAST_REST = 0.01  # seconds
+AGAIN_SECONDS = 3_600.0
 
 _journal = Journal("services.session.janitor")
 
@@ -33,11 +36,13 @@ class Settings(OperatorSettings):
 
 
 class Janitor:
-    """Purges sessions. Remembers which it has done, so that a look costs no more than a list of names."""
+    """Purges sessions. Remembers which it has done, so that a look costs no more than a list of names; but not for
+    ever: an append that was under way for long may come after the purge. `now` is the time of day in seconds."""
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Operator, now: Callable[[], float] = time.time) -> None:
         self._operator = operator
-        self._done: set[str] = set()
+        self._now = now
+        self._done: dict[str, float] = {}
 
     async def sweep(self) -> int:
         """Purges all that has a tombstone and was not done yet; returns how many sessions that were."""
@@ -45,11 +50,15 @@ class Janitor:
         prefix = f"$KV.{TOMBSTONES}."
         async for subject in self._subjects(f"KV_{TOMBSTONES}", prefix + ">"):
             session_id = subject.removeprefix(prefix)
-            if session_id not in self._done:
-                messages = await self.purge(session_id)
-                self._done.add(session_id)
-                count += 1
-                _journal.info("purged", session_id=session_id, messages=messages)
+            if self._now() - self._done.get(session_id, 0.0) < AGAIN_SECONDS:
+                continue
+            stone = await self._operator.ask(f"DIRECT.GET.KV_{TOMBSTONES}", {"last_by_subj": subject})
+            if self._now() - float(stone["deleted"]) / 1_000 < PURGE_AFTER_SECONDS:
+                continue
+            messages = await self.purge(session_id)
+            self._done[session_id] = self._now()
+            count += 1
+            _journal.info("purged", session_id=session_id, messages=messages)
         return count
 
     async def purge(self, session_id: str) -> int:

@@ -79,7 +79,9 @@ class Reader:
         """Returns a page of a slice. Raises Gone (`EVENT_NOT_FOUND`) for an anchor that is not in the log."""
         ask.check(anchored=anchor is not None)
         last = await self._log.head(session_id)
-        head = last.last_position if last else 0  # a log that lost everything is readable: there is nothing
+        if last is None:
+            await self._writer.current(session_id)  # raises Gone, unless there is a mark of a log that is lost
+        head = last.last_position if last else 0
         position = None if anchor is None else await self._locate(session_id, anchor, head)
         span = resolve(ask, head, position)
         events, left = await self._fill(session_id, span, ask)

@@ -100,6 +100,17 @@ class SessionServicer(SessionServiceServicer):
         session = await self._parts.sessions.end(request.session_id, request.reason, caller().tenant)
         return pb.EndSessionResponse(session=session)
 
+    async def VerifySession(self, request: pb.VerifySessionRequest, context: Context) -> pb.VerifySessionResponse:
+        report = await self._parts.verifier.verify(request.session_id, caller().tenant)
+        return pb.VerifySessionResponse(
+            violations=[
+                pb.Violation(invariant=each.invariant, position=each.position, message=each.message)
+                for each in report.violations
+            ],
+            last_position=report.last_position,
+            high_water_position=report.high_water_position,
+        )
+
     async def ArchiveSession(self, request: pb.ArchiveSessionRequest, context: Context) -> pb.ArchiveSessionResponse:
         session = await self._parts.lifecycle.archive(request.session_id, request.restore, caller().tenant)
         return pb.ArchiveSessionResponse(session=session)
@@ -116,17 +127,6 @@ class SessionServicer(SessionServiceServicer):
     ) -> pb.ImportSessionResponse:
         session = await self._parts.imports.take(request_iterator, caller().tenant or "")
         return pb.ImportSessionResponse(session=session)
-
-    async def VerifySession(self, request: pb.VerifySessionRequest, context: Context) -> pb.VerifySessionResponse:
-        report = await self._parts.verifier.verify(request.session_id, caller().tenant)
-        return pb.VerifySessionResponse(
-            violations=[
-                pb.Violation(invariant=each.invariant, position=each.position, message=each.message)
-                for each in report.violations
-            ],
-            last_position=report.last_position,
-            high_water_position=report.high_water_position,
-        )
 
     async def EmitEvent(self, request: pb.EmitEventRequest, context: Context) -> pb.EmitEventResponse:
         expected = request.expected_position if request.HasField("expected_position") else None

@@ -88,6 +88,7 @@ def _place(position: int | None) -> str:
 
 
 _NEEDS = {"tool_confirmed": "tool_confirmation_requested", "custom_tool_answered": "custom_tool_requested"}
+_AFTER_THE_END = frozenset({"session_archived", "session_restored", "session_deleted"})
 _OF_CALLS = frozenset(
     {"tool_started", "tool_finished", "tool_confirmation_requested", "custom_tool_requested", *_NEEDS}
 )
@@ -131,6 +132,8 @@ class _Reading:
             if event.epoch != event.position:
                 self._say("I4", f"a new epoch is {event.epoch}, not its own position")
             self.epoch = event.position
+        elif event.fact.kind == "session_forked":
+            self.epoch = 0  # no harness has this log yet
         elif event.fact.emitter == HARNESS and event.epoch != self.epoch:
             self._say("I4", f"a harness of epoch {event.epoch} speaks in epoch {self.epoch}")
         elif event.fact.emitter != HARNESS and event.epoch:
@@ -138,7 +141,7 @@ class _Reading:
 
     def _check_kind(self, event: Seen) -> None:
         fact = event.fact
-        if self.ended:
+        if self.ended and fact.kind not in _AFTER_THE_END:
             self._say("I8", f"{fact.kind or 'an event'} follows the session's end at {self.ended}")
         if (fact.kind == "session_started") != (event.position == 1):
             self._say("I8", "a log begins with session_started, and has one")

@@ -162,6 +162,10 @@ async def _storm(
         makes = Generator(method.full_name, session)
         for number in range(inputs):
             data = makes.bytes_of(method)
-            code = await _say(harness if number % 4 == 0 else client, method, data)
+            channel = harness if number % 4 == 0 else client
+            code = await _say(channel, method, data)
+            if code in BUGS and method.client_streaming:
+                # grpc's client says INTERNAL by itself when it is answered while it still sends. A bug shows again.
+                code = await _say(channel, method, data)
             if code in BUGS:
-                bugs.append(f"{method.name} {code}: {data[:200]!r}")
+                bugs.append(f"{method.name} {code}: {data[:60]!r}")

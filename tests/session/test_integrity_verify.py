@@ -60,6 +60,15 @@ def test_a_good_log_has_nothing_wrong() -> None:
     assert check([]) == []
 
 
+def test_what_may_follow_an_end() -> None:
+    """An ended session is put away and taken out again; a fork begins with another log, and without its harness."""
+    put_away = [said(kind, SESSION, epoch=0) for kind in ("session_archived", "session_restored", "session_archived")]
+    assert check(log(STARTED, ENDED, *put_away)) == []
+    forked = said("session_forked", SESSION, epoch=0)
+    assert check(log(*BEGIN, forked, replace(WOKE, epoch=5), said("model_replied", epoch=5))) == []
+    assert check(log(*BEGIN, forked, said("model_replied", epoch=3)))[0].invariant == "I4"
+
+
 def at(events: list[Seen], position: int, **more: object) -> list[Seen]:
     """Changes one event."""
     return [replace(e, **more) if e.position == position else e for e in events]  # type: ignore[arg-type]

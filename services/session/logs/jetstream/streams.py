@@ -20,7 +20,7 @@ from services.session.settings import Settings
 
 SHARDS = 8
 WORK = "WORK"
-BUCKETS = ("requests", "sessions", "grants", "tombstones", "marks")
+BUCKETS = ("requests", "sessions", "grants", "marks", "tombstones")
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 
 MIGRATED_SECONDS = 30.0  # `migrate` has so long when everything starts at once
