@@ -18,14 +18,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from bench.log.world import IN_FLIGHT, PAYLOAD, SMALL, chain, lazy_nats, resident, session_name, store_of, timed, well
+from bench.log.world import (
+    IN_FLIGHT,
+    PAYLOAD,
+    SMALL,
+    chain,
+    lazy_nats,
+    make_streams,
+    resident,
+    session_name,
+    store_of,
+    timed,
+    well,
+)
 from handmesh.launcher.nats import Nats
 from handmesh.launcher.ports import free_ports
 from services.session.log import StoredBatch
 from services.session.logs.jetstream.connection import Connection
 from services.session.logs.jetstream.events import COUNT, EXPECTED, PREVIOUS, JetStreamLog
 from services.session.logs.jetstream.link import PLAIN
-from services.session.logs.jetstream.streams import SHARDS, set_up, shard_of
+from services.session.logs.jetstream.streams import SHARDS, shard_of
 
 STORES = {"ci": ((1_000, 10),), "full": ((1_000, 10), (100_000, 1_000), (1_000_000, 10_000))}
 """Events and sessions of each store."""
@@ -60,7 +72,7 @@ class Ours:
         self._connection, self._log = connection, JetStreamLog(connection)
 
     async def set_up(self) -> None:
-        await set_up(self._connection)
+        """The operator has made the streams."""
 
     async def append(self, session_id: str, batch: StoredBatch) -> None:
         await self._log.append(session_id, batch)
@@ -139,7 +151,8 @@ async def _measure(
         }  # type: ignore[attr-defined]
         begun = time.perf_counter()
         async with lazy_nats(directory, (ports[0], ports[1])) as nats, AsyncExitStack() as stack:
-            filling = layout(await store_of(nats, stack), index)
+            filling = layout(await store_of(nats, stack, operator=True), index)
+            await make_streams(nats)
             await filling.set_up()
             await _fill(filling, longest, each, sessions)
             found |= {
@@ -152,7 +165,7 @@ async def _measure(
         async with AsyncExitStack() as stack:
             stack.push_async_callback(nats.process.stop)
             found |= {"fsync_ms": round(await well(directory), 3)}
-            found |= await _times(layout(await store_of(nats, stack), index), longest, each)
+            found |= await _times(layout(await store_of(nats, stack, operator=True), index), longest, each)
         return found
 
 

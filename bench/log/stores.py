@@ -21,6 +21,7 @@ from bench.log.world import (
     event,
     fill_sessions,
     lazy_nats,
+    make_streams,
     percentile,
     resident,
     session_name,
@@ -33,7 +34,7 @@ from handmesh.launcher.nats import Nats
 from handmesh.session.v1 import session_pb2 as pb
 from services.kit import ids
 from services.session.logs.jetstream.events import JetStreamLog
-from services.session.logs.jetstream.streams import SHARDS, set_up, shard_of
+from services.session.logs.jetstream.streams import SHARDS, shard_of
 from services.session.snapshots import EVERY
 
 SIZES = {"ci": (20_000, 200, 10_000), "full": (1_000_000, 10_000, 99_000)}
@@ -80,8 +81,8 @@ async def measure(size: str) -> AsyncIterator[Figure]:
 async def start_store(directory: Path, ports: tuple[int, int]) -> AsyncIterator[tuple[Nats, JetStreamLog]]:
     """A store with its streams, to fill."""
     async with lazy_nats(directory, ports) as nats, AsyncExitStack() as stack:
+        await make_streams(nats)
         connection = await store_of(nats, stack)
-        await set_up(connection)
         yield nats, JetStreamLog(connection)
 
 

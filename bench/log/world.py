@@ -36,6 +36,8 @@ from services.session import codec
 from services.session.log import StoredBatch
 from services.session.logs.jetstream.connection import Connection
 from services.session.logs.jetstream.events import JetStreamLog
+from services.session.migrate import migrate
+from services.session.operator import OperatorSettings, connected
 from services.session.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -98,18 +100,24 @@ class World:
 _OWN = ("grpc.use_local_subchannel_pool", 1)  # or channels to one address would share a connection
 
 
-async def store_of(nats: Nats, stack: AsyncExitStack) -> Connection:
-    """Connects to a NATS as the session service does."""
+async def store_of(nats: Nats, stack: AsyncExitStack, *, operator: bool = False) -> Connection:
+    """Connects to a NATS as the session service does, or as the operator."""
     connection = Connection()
     told = {
         "HANDMESH_LISTEN": "127.0.0.1:1",
         "HANDMESH_TLS_DIR": str(ROOT),
         "HANDMESH_NATS_URL": nats.url,
-        "HANDMESH_NATS_CREDENTIALS_FILE": str(nats.session_credentials),
+        "HANDMESH_NATS_CREDENTIALS_FILE": str(nats.migrate_credentials if operator else nats.session_credentials),
     }
     await connection.open(settings.read(Settings, told))
     stack.push_async_callback(connection.close)
     return connection
+
+
+async def make_streams(nats: Nats) -> None:
+    """Makes the session service's streams, as the operator."""
+    async with connected(OperatorSettings(nats.url, nats.migrate_credentials, "info"), "migrate") as operator:
+        await migrate(operator)
 
 
 @asynccontextmanager
@@ -123,6 +131,7 @@ async def start(fill: Callable[[Path, tuple[int, int]], Awaitable[None]] | None 
         if fill is not None:
             await fill(directory, (nats_port, monitor))
         nats = await Nats.start(directory / "nats", directory / "nats.log", nats_port, monitor)
+        await make_streams(nats)
         environment = dict(os.environ) | {
             "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", ""))),
             "HANDMESH_TLS_DIR": str(directory / "tls" / "session"),

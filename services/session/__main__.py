@@ -19,6 +19,7 @@ from services.session.admission import MAX_SESSION_BYTES
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
+from services.session.integrity import Marks
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
 from services.session.lifecycle_import import Imports
@@ -35,6 +36,7 @@ from services.session.settings import Settings
 from services.session.snapshots import Snapshots
 from services.session.tombstones import LivingLog, Tombstones
 from services.session.upkeep import Upkeep
+from services.session.verifying import Verifier
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -46,9 +48,10 @@ _journal = Journal("services.session")
 def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES, rules: Sequence[Rule] = ()) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
+    marks = Marks(store.registry)
     stones = Tombstones(store.registry)
     log = LivingLog(store.log, stones, time.monotonic)
-    writer = Writer(log, store.wire, now, session_bytes, Snapshots(store.registry))
+    writer = Writer(log, store.wire, marks, now, session_bytes, Snapshots(store.registry))
     recent = Recent(log)
     reader = Reader(recent, writer)
     index = Index(store.registry)
@@ -61,9 +64,20 @@ def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES, rules: Sequence[
     asked = Requests(store.registry)
     forks = Forks(log, writer, reader, sessions, asked, index, claims, now)
     imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
-    upkeep = Upkeep(log, writer, index, listing, lifecycle, now, rules)
     return Parts(
-        sessions, lifecycle, forks, imports, listing, upkeep, reader, watcher, Previews(writer, watcher), claims, grants
+        sessions,
+        lifecycle,
+        forks,
+        imports,
+        listing,
+        Upkeep(log, writer, index, listing, lifecycle, now, rules),
+        reader,
+        watcher,
+        Previews(writer, watcher),
+        claims,
+        grants,
+        writer,
+        Verifier(log, marks, writer),
     )
 
 
@@ -89,7 +103,7 @@ async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) ->
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)  # type: ignore[abstract]  # see its docstring
     add_MemoryServiceServicer_to_server(MemoryServiceServicer(), server.grpc)  # type: ignore[abstract]  # not built yet
-    keeping = asyncio.create_task(whole.claims.run())
+    keeping = asyncio.create_task(whole.run())
     caring = asyncio.create_task(whole.upkeep.run())
     ends: set[asyncio.Task[Any]] = {
         caring,
@@ -109,7 +123,7 @@ async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) ->
         for part in (whole.claims, whole.watcher, whole.grants):
             part.drain()
         await server.stop()
-        await whole.sessions.finish()
+        await whole.finish()
         for task in ends:
             task.cancel()
         await asyncio.wait(ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import ChainMap
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from handmesh.session.v1 import session_pb2 as pb
 from services.session import snapshots
 from services.session.core import Call, Fact, Usage, WriteState, fold, known
+from services.session.integrity import Marks
 from services.session.log import StoredBatch
 from services.session.names import SEGMENT, Names
 from services.session.snapshots import BUCKET, EVERY, Snapshots, decode, encode
@@ -57,6 +59,12 @@ def test_a_damaged_snapshot_is_none() -> None:
         decode(json.loads(told), [], b"\xff" + fresh[1:])
 
 
+def cold_writer(service: Service, kept: Snapshots | None = None, log: Any = None) -> Writer:
+    """Makes a writer that remembers nothing."""
+    store = service.store
+    return Writer(log or store.log, store.wire, Marks(store.registry), lambda: 1, snapshots=kept)
+
+
 async def fill(service: Service) -> str:
     """Makes a session that is long enough for a snapshot, and waits for that."""
     session = await service.create()
@@ -81,10 +89,16 @@ async def test_a_cold_session_goes_on_from_its_snapshot(service: Service) -> Non
         async def head(self, session_id: str, hint: StoredBatch | None = None) -> object:
             return await service.store.log.head(session_id)
 
-    cold = Writer(Watched(), service.store.wire, lambda: 1, snapshots=Snapshots(service.store.registry))  # type: ignore[arg-type]
-    assert await cold.current(session) == await Writer(service.store.log, service.store.wire, lambda: 1).current(
-        session
+    cold = Writer(
+        Watched(),
+        service.store.wire,
+        Marks(service.store.registry),
+        lambda: 1,
+        snapshots=Snapshots(service.store.registry),
     )
+    assert await cold.current(session) == await Writer(
+        service.store.log, service.store.wire, Marks(service.store.registry), lambda: 1
+    ).current(session)
     assert min(reads) >= EVERY
 
 
@@ -93,12 +107,17 @@ async def test_a_snapshot_that_the_log_does_not_bear_out_is_not_used(
 ) -> None:
     """Another digest at its position, or another version: the log is read from its beginning."""
     session = await fill(service)
-    right = await Writer(service.store.log, service.store.wire, lambda: 1).current(session)
+    right = await cold_writer(service).current(session)
     kept = Snapshots(service.store.registry)
     state = await kept.load(session)
     assert state is not None
     state.digest, state.tenant = "0" * 64, "liar"
     await service.store.registry.put(BUCKET, f"{session}.state", encode(state))
-    assert await Writer(service.store.log, service.store.wire, lambda: 1, snapshots=kept).current(session) == right
+    assert (
+        await Writer(
+            service.store.log, service.store.wire, Marks(service.store.registry), lambda: 1, snapshots=kept
+        ).current(session)
+        == right
+    )
     monkeypatch.setattr(snapshots, "_VERSION", ["another"])
     assert await kept.load(session) is None
