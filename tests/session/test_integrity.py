@@ -121,7 +121,7 @@ class Cut:
             return found
         return [each for each in self._batches if each.last_position >= start and each.first_position < end]
 
-    async def head(self, session_id: str) -> StoredBatch | None:
+    async def head(self, session_id: str, hint: StoredBatch | None = None) -> StoredBatch | None:
         if session_id != self._session:
             found: StoredBatch | None = await self._log.head(session_id)  # type: ignore[attr-defined]
             return found
