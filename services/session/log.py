@@ -16,6 +16,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from services.kit.errors import Gone
+
 PATIENCE_SECONDS = 2.0
 MAX_STORED_BYTES = 1024 * 1024 + 64 * 1024  # a batch with what the log sets in each of its events
 BATCH_SPAN = 16  # positions that one stored batch takes at most
@@ -26,6 +28,10 @@ Stop = Callable[[], Awaitable[None]]
 
 class TakenError(Exception):
     """Something else is stored at that position already. Read on from there."""
+
+
+class DeletedError(Gone):
+    """The session was deleted: what is remembered of it is worth nothing."""
 
 
 class UnusableStoreError(Exception):

@@ -18,7 +18,7 @@ from services.session import codec
 from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters
 from services.session.core import Fact, WriteState, fold, known
 from services.session.integrity import SETTLING, Mark, Marks, fits
-from services.session.log import Log, StoredBatch, TakenError, Wire
+from services.session.log import DeletedError, Log, StoredBatch, TakenError, Wire
 
 NOTE = "note"  # the topic on which replicas hear of each other's batches
 MAX_TRIES = 64  # appends of one call that lose their position to somebody else
@@ -94,6 +94,9 @@ class Writer:
         try:
             async with kept.lock:
                 appended = await self._append(session_id, kept, draft)
+        except DeletedError:
+            self._forget(session_id, kept)
+            raise
         finally:
             self._forget_if_strange(session_id, kept)
         if any(fact.kind in SETTLING for fact in draft.facts):
@@ -117,6 +120,9 @@ class Writer:
         try:
             async with kept.lock:
                 await self._catch_up(session_id, kept)
+        except DeletedError:
+            self._forget(session_id, kept)
+            raise
         finally:
             self._forget_if_strange(session_id, kept)
         check_owner(session_id, kept.state, tenant)
@@ -129,6 +135,8 @@ class Writer:
         for _ in range(MAX_TRIES):
             found = await self._find(session_id, kept.state, draft)
             if found is not None:
+                if not fresh:
+                    await self._catch_up(session_id, kept)  # a session that was deleted has no events
                 return found
             try:
                 _check_existence(session_id, kept.state, draft)
@@ -242,6 +250,12 @@ class Writer:
     def _weigh(self, session_id: str, kept: _Kept, names_before: int) -> None:
         if self._kept.get(session_id) is kept:
             self._names += len(kept.state.names) - names_before
+
+    def _forget(self, session_id: str, kept: _Kept) -> None:
+        kept.era = -1
+        if self._kept.get(session_id) is kept:
+            del self._kept[session_id]
+            self._names -= len(kept.state.names)
 
     def _forget_if_strange(self, session_id: str, kept: _Kept) -> None:
         if not (kept.state.head or kept.state.damaged) and self._kept.get(session_id) is kept:
