@@ -120,13 +120,14 @@ class Writer:
         try:
             async with kept.lock:
                 await self._catch_up(session_id, kept)
+                state = kept.state  # the next one to hold the lock may make it anew
         except DeletedError:
             self._forget(session_id, kept)
             raise
         finally:
             self._forget_if_strange(session_id, kept)
-        check_owner(session_id, kept.state, tenant)
-        return kept.state
+        check_owner(session_id, state, tenant)
+        return state
 
     async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
         fresh = kept.era != self._era
