@@ -204,9 +204,9 @@ class Writer:
 
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
         """Reads what the log has beyond what is remembered, to its end."""
-        names, damaged, era = len(kept.state.names), kept.state.damaged, self._era
+        damaged, era = kept.state.damaged, self._era
         mark = await self._least(session_id, kept)  # before the head: others append meanwhile
-        state, cold = kept.state, not kept.state.head
+        state, names, cold = kept.state, len(kept.state.names), not kept.state.head
         last = await self._log.head(session_id)
         end = last.last_position if last else 0
         while state.head < end and not state.damaged:
@@ -234,6 +234,7 @@ class Writer:
             if state.head > mark.position and not state.damaged:
                 mark = Mark(state.head, state.digest, state.tenant)
             kept.state = WriteState()
+            self._weigh(session_id, kept, len(state.names))
         kept.mark = mark
         return mark
 
