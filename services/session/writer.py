@@ -130,13 +130,14 @@ class Writer:
         try:
             async with kept.lock:
                 await self._catch_up(session_id, kept)
+                state = kept.state  # the next one to hold the lock may make it anew
         except DeletedError:
             self._forget(session_id, kept)
             raise
         finally:
             self._forget_if_strange(session_id, kept)
-        check_owner(session_id, kept.state, tenant)
-        return kept.state
+        check_owner(session_id, state, tenant)
+        return state
 
     async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
         fresh = kept.era != self._era
@@ -214,7 +215,7 @@ class Writer:
 
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
         """Reads what the log has beyond what is remembered, to its end."""
-        names, damaged, era = len(kept.state.names), kept.state.damaged, self._era
+        damaged, era = kept.state.damaged, self._era
         mark = await self._least(session_id, kept)  # before the head: others append meanwhile
         state, cold = kept.state, not kept.state.head
         last, snapshot = await self._look(session_id, cold=cold and kept.era == NEVER)
@@ -271,6 +272,7 @@ class Writer:
             if state.head > mark.position and not state.damaged:
                 mark = Mark(state.head, state.digest, state.tenant)
             kept.state = WriteState()
+            self._weigh(session_id, kept, len(state.names))
         kept.mark = mark
         return mark
 

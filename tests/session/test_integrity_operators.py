@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from handmesh.launcher.nats import SHARDS
 from services.session import janitor as janitors
 from services.session.integrity import Mark, Marks
 from services.session.janitor import Janitor
@@ -194,3 +195,8 @@ async def _make_tombstones(migrator: Operator) -> None:
         "STREAM.CREATE.KV_tombstones",
         {"name": "KV_tombstones", "subjects": ["$KV.tombstones.>"], "allow_direct": True, "max_msgs_per_subject": 1},
     )
+
+
+def test_the_janitor_may_purge_every_shard() -> None:
+    """The launcher's permissions name each of the log's streams."""
+    assert SHARDS == streams.SHARDS
