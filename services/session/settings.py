@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import Mesh, existing, flag, one_of, setting, url
+from services.kit.settings import Mesh, existing, flag, one_of, setting, url, whole
 
 
 @dataclass(frozen=True)
@@ -23,3 +23,7 @@ class Settings(Mesh):
     throwaway: bool = setting(
         "HANDMESH_THROWAWAY", flag, False, "1 runs on a NATS that does not sync: a power cut loses logs."
     )
+    blob_quota_bytes: int = setting(
+        "HANDMESH_BLOB_QUOTA_BYTES", whole, 1024 * 1024 * 1024, "Most bytes of blobs that one session keeps."
+    )
+    max_blob_bytes: int = setting("HANDMESH_MAX_BLOB_BYTES", whole, 256 * 1024 * 1024, "Most bytes of one blob.")

@@ -29,6 +29,8 @@ def settings(nats_server: NatsServer) -> Settings:
         nats_credentials_file=nats_server.session_credentials,
         nats_monitor_url=nats_server.monitor_url,
         throwaway=False,
+        blob_quota_bytes=1,
+        max_blob_bytes=1,
     )
 
 

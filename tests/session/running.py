@@ -27,6 +27,8 @@ from tests.support.mesh_server import Served
 from tests.support.nats import NatsServer
 
 OTHER_KEY = "hm_other"
+QUOTA_BYTES = 90 * 1024 * 1024
+MAX_BLOB_BYTES = 80 * 1024 * 1024
 WOKE = ev.HarnessWoke(harness="messages", instance="test")
 
 
@@ -43,6 +45,8 @@ def make_settings(data: Path, nats: NatsServer | None, log: str = "jetstream") -
         nats_credentials_file=nats.session_credentials if nats else None,
         nats_monitor_url=nats.monitor_url if nats else None,
         throwaway=False,
+        blob_quota_bytes=QUOTA_BYTES,
+        max_blob_bytes=MAX_BLOB_BYTES,
     )
 
 
