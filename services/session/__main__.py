@@ -7,14 +7,18 @@ import importlib
 import sys
 import time
 
-from handmesh.session.v1.memory_pb2_grpc import MemoryServiceServicer, add_MemoryServiceServicer_to_server
+from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
+from services.session.blobs import Blobs
+from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
 from services.session.log import Store, UnusableStoreError
+from services.session.memories import Memories
+from services.session.memories_server import MemoryServicer
 from services.session.previews import Previews
 from services.session.reader import Reader
 from services.session.server import Parts, SessionServicer
@@ -28,7 +32,7 @@ SERVICES = ("handmesh.session.v1.SessionService", "handmesh.session.v1.MemorySer
 _journal = Journal("services.session")
 
 
-def parts(store: Store) -> Parts:
+def parts(store: Store, limits: Limits = DEFAULT_LIMITS) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
     writer = Writer(store.log, store.wire, now)
@@ -38,7 +42,9 @@ def parts(store: Store) -> Parts:
     grants = Grants(store.registry, store.wire, writer, reader, now)
     watcher = Watcher(store.log, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
-    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants)
+    blobs = Blobs(store.objects, store.registry, writer, reader, limits)
+    memories = Memories(store.objects, store.registry, now)
+    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants, blobs, memories)
 
 
 async def run(settings: Settings) -> None:
@@ -55,10 +61,10 @@ async def run(settings: Settings) -> None:
 
 async def serve(settings: Settings, store: Store) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
-    whole = parts(store)
+    whole = parts(store, Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)  # type: ignore[abstract]  # see its docstring
-    add_MemoryServiceServicer_to_server(MemoryServiceServicer(), server.grpc)  # type: ignore[abstract]  # not built yet
+    add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     keeping = asyncio.create_task(whole.claims.run())
     ends = {
         asyncio.create_task(until_signal()),
@@ -76,6 +82,7 @@ async def serve(settings: Settings, store: Store) -> str:
             part.drain()
         await server.stop()
         await whole.sessions.finish()
+        await whole.blobs.finish()
         for task in ends:
             task.cancel()
         await asyncio.wait(ends)

@@ -15,9 +15,11 @@ from services.kit import ids
 from services.kit.errors import Invalid
 from services.kit.identity import current as caller
 from services.session import codec
+from services.session.blobs import Blobs
 from services.session.claims import Claims
 from services.session.grants import CACHE_SECONDS, Grants
 from services.session.index import Filter, Index
+from services.session.memories import Memories
 from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
 from services.session.sessions import Sessions
@@ -40,6 +42,8 @@ class Parts:
     previews: Previews
     claims: Claims
     grants: Grants
+    blobs: Blobs
+    memories: Memories
 
 
 class SessionServicer(SessionServiceServicer):
@@ -135,7 +139,7 @@ class SessionServicer(SessionServiceServicer):
         return pb.ReleaseWorkResponse(offered_again=again)
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
-        granted = await self._parts.grants.check(_grant_of(context))
+        granted = await self._parts.grants.check(grant_of(context))
         return pb.CheckGrantResponse(
             session_id=granted.session_id,
             tenant=granted.tenant,
@@ -155,6 +159,19 @@ class SessionServicer(SessionServiceServicer):
             else:
                 yield pb.WatchRevocationsResponse(session_id=revoked.session_id, below_epoch=revoked.below_epoch)
 
+    async def UploadBlob(
+        self, request_iterator: AsyncIterator[pb.UploadBlobRequest], context: Context
+    ) -> pb.UploadBlobResponse:
+        return pb.UploadBlobResponse(blob=await self._parts.blobs.upload(request_iterator, caller().tenant))
+
+    async def DownloadBlob(
+        self, request: pb.DownloadBlobRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadBlobResponse]:
+        async for piece in self._parts.blobs.download(
+            request.session_id, request.blob_id, request.offset, request.length, caller().tenant
+        ):
+            yield pb.DownloadBlobResponse(chunk=piece)
+
 
 def _send_grant(context: Context, grant: str) -> None:
     """Sends a new epoch's grant, once, beside the answer: messages are logged and traced, metadata is not."""
@@ -162,7 +179,8 @@ def _send_grant(context: Context, grant: str) -> None:
         context.set_trailing_metadata(((GRANT_KEY, grant),))
 
 
-def _grant_of(context: Context) -> str:
+def grant_of(context: Context) -> str:
+    """Returns the grant that a call shows, or nothing."""
     for key, value in context.invocation_metadata() or ():
         if key == GRANT_KEY and isinstance(value, str):
             return value

@@ -15,12 +15,15 @@ import grpc
 
 from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
+from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub, add_SessionServiceServicer_to_server
 from services.kit.channels import raised
 from services.kit.errors import ServiceError
 from services.kit.serving import Server
 from services.session.__main__ import SERVICES, parts
+from services.session.blobs_core import Limits
 from services.session.log import Store
+from services.session.memories_server import MemoryServicer
 from services.session.server import Parts, SessionServicer
 from services.session.settings import Settings
 from tests.support.mesh_server import Served
@@ -131,10 +134,11 @@ async def running(settings: Settings, identities: Path) -> AsyncIterator[Service
 @asynccontextmanager
 async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIterator[Service]:
     """Serves a store until the end of the block."""
-    whole = parts(store)
+    whole = parts(store, Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
-    await server.start(SERVICES[0])
+    add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
+    await server.start(*SERVICES)
     keeping = asyncio.create_task(whole.claims.run())
     key = (identities / "client" / "api_key").read_text().strip()
     served = Served(server.addresses[0], server.addresses[1] or "", identities / "tls", key)
@@ -150,6 +154,7 @@ async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIt
         whole.grants.drain()
         await server.stop(grace=0.2)
         await whole.sessions.finish()
+        await whole.blobs.finish()
         keeping.cancel()
         await asyncio.wait({keeping})
 
