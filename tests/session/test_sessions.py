@@ -330,7 +330,6 @@ async def test_what_is_not_built_says_so(service: Service) -> None:
         ("DeleteSession", pb.DeleteSessionRequest(session_id=session)),
         ("ForkSession", pb.ForkSessionRequest(session_id=session)),
         ("VerifySession", pb.VerifySessionRequest(session_id=session)),
-        ("DownloadBlob", pb.DownloadBlobRequest(session_id=session, blob_id=ids.mint("blob"))),
     ):
         error = await refusal(getattr(service.client, method)(request))
         assert (error.code, error.reason) == ("UNIMPLEMENTED", "UNIMPLEMENTED"), method
