@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from handmesh.client import settings
+from handmesh.client import blobs, settings
 from handmesh.client.addresses import Addresses, api_key_file, local_api_key
 from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError
-from handmesh.client.session import Session, message, new_event_id
+from handmesh.client.session import Session, blocks_of, message, new_event_id
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
@@ -90,15 +90,21 @@ class Client:
     ) -> Session:
         """Starts a session, with a first message if `content` is given, in one step.
 
+        A message that does not fit into an event needs two: the session, then the message that refers to its blobs.
+
         A `request_id` of your own makes it idempotent across your calls.
         """
         request = session_pb2.CreateSessionRequest(
             request_id=request_id or f"cli_{secrets.token_hex(13)}", config=config or config_pb2.SessionConfig()
         )
-        if content is not None:
+        small = content is None or blobs.fits(blocks_of(content))
+        if content is not None and small:
             request.initial_events.append(event_pb2.Event(event_id=new_event_id(), message_received=message(content)))
         answer = await self.session_link.call(self.session_stub.CreateSession, request)
-        return self.session(answer.session.session_id)
+        session = self.session(answer.session.session_id)
+        if content is not None and not small:
+            await session.send(content, event_id=f"first-{session.id}")
+        return session
 
     def session(self, session_id: str) -> Session:
         """Returns a handle on a session that is there. Asks nobody."""
