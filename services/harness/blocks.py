@@ -25,9 +25,10 @@ PDF = "application/pdf"
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 MAX_OUTPUT_BYTES = 256 * 1024  # of a result's text in its event; with the blocks it stays under 1 MiB
 MAX_CONTENT_BYTES = 512 * 1024  # of a result's blocks in its event
+MAX_TEXT_BYTES = 64 * 1024  # of a block of text in a result whose blocks do not fit
 MAX_REPLY_BYTES = 960 * 1024  # of a reply's blocks in its event
 MAX_OPENED_BYTES = 32 * 1024 * 1024  # of one blob that the model is shown: no request is bigger
-LEAST_BYTES = 1024  # smaller blocks are not worth a blob of their own
+LEAST_BYTES = 64 * 1024  # of a block that is worth a blob of its own
 
 Block = dict[str, Any]
 
@@ -102,10 +103,10 @@ def text_block(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
-def shortened(output: str, note: str) -> str:
-    """Keeps a text's head and tail, with a note between them about what is left out."""
+def shortened(output: str, note: str, limit: int = MAX_OUTPUT_BYTES) -> str:
+    """Keeps a text's head and tail, at most `limit` bytes, with a note between them about what is left out."""
     data = output.encode("utf-8", "replace")
-    half = MAX_OUTPUT_BYTES // 2 - 512
+    half = limit // 2 - 512
     head, tail = data[:half].decode("utf-8", "ignore"), data[-half:].decode("utf-8", "ignore")
     return f"{head}\n[{len(data) - 2 * half} bytes left out here: {note}]\n{tail}"
 

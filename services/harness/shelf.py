@@ -40,7 +40,7 @@ class Shelf:
         cut = blocks.size_of(output) > blocks.MAX_OUTPUT_BYTES
         if cut:
             ref = await self._keep(output.encode("utf-8", "replace"), blocks.TEXT, kept)
-            output = blocks.shortened(output, f"all of it is the blob {ref.blob_id}" if ref else "no room to keep it")
+            output = blocks.shortened(output, _where(ref))
         if blocks.size_of(content) > blocks.MAX_CONTENT_BYTES:
             content = await self._shrunk(content, kept)
         fitting = replace(result, output=output, content=content, truncated=result.truncated or cut)
@@ -84,16 +84,20 @@ class Shelf:
         for place in sorted(range(len(left)), key=sizes.__getitem__, reverse=True):
             if blocks.size_of(blocks.spelled(left)) <= blocks.MAX_CONTENT_BYTES or sizes[place] < blocks.LEAST_BYTES:
                 break
-            left[place] = await self._moved(*blocks.unpacked(left[place]), kept)
+            left[place] = await self._moved(left[place], kept)
         if blocks.size_of(blocks.spelled(left)) > blocks.MAX_CONTENT_BYTES:  # very many small blocks
-            left = [await self._moved(blocks.spelled(left).encode("utf-8", "surrogatepass"), blocks.BLOCKS, kept)]
+            whole = blocks.spelled(left).encode("utf-8", "surrogatepass")
+            left = [_stand_in(await self._keep(whole, blocks.BLOCKS, kept), len(whole), blocks.BLOCKS)]
         return blocks.spelled(left)
 
-    async def _moved(self, data: bytes, media_type: str, kept: list[BlobRef]) -> Block:
+    async def _moved(self, block: Block, kept: list[BlobRef]) -> Block:
+        """Returns what stands for a block: a reference, or of a text its head and tail, as for a tool's output."""
+        data, media_type = blocks.unpacked(block)
         ref = await self._keep(data, media_type, kept)
-        if ref is None:
-            return blocks.text_block(f"[{len(data)} bytes of {media_type} left out: no room to keep them]")
-        return blocks.reference(ref)
+        if media_type != blocks.TEXT:
+            return _stand_in(ref, len(data), media_type)
+        note = _where(ref)
+        return blocks.text_block(blocks.shortened(block["text"], note, blocks.MAX_TEXT_BYTES))
 
     async def _keep(self, data: bytes, media_type: str, kept: list[BlobRef]) -> BlobRef | None:
         try:
@@ -136,6 +140,16 @@ class Shelf:
         self._remembered[name] = data
         while sum(map(len, self._remembered.values())) > REMEMBERED_BYTES:
             self._remembered.popitem(last=False)
+
+
+def _where(ref: BlobRef | None) -> str:
+    return f"all of it is the blob {ref.blob_id}" if ref else "there was no room to keep it"
+
+
+def _stand_in(ref: BlobRef | None, size: int, media_type: str) -> Block:
+    if ref is None:
+        return blocks.text_block(f"[{size} bytes of {media_type} left out: there was no room to keep them]")
+    return blocks.reference(ref)
 
 
 def _opened(block: Block, data: bytes | None) -> list[Block]:

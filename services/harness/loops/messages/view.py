@@ -13,7 +13,7 @@ from typing import Any
 
 from services.harness.core import CallFinished, Message, Replied, ToolResult
 from services.harness.loops.messages.core import routes_of
-from services.harness.loops.messages.state import Link, State
+from services.harness.loops.messages.state import State
 
 MAX_OUTPUT_TOKENS = 16_384  # of one answer, when the session names no other
 CACHED = {"type": "ephemeral"}
