@@ -52,6 +52,8 @@ class Journal:
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait({self._reader})
+            if not self._reader.cancelled():
+                self._reader.exception()  # `check` has raised it if anybody was there to hear
 
     def check(self) -> None:
         """Raises what stopped the reading, or Fenced when another harness has woken since."""

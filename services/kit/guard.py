@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -65,8 +66,9 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                async for answer in handler_of(handler)(admit(request, context), context):
-                    yield answer
+                async with aclosing(handler_of(handler)(admit(request, context), context)) as answers:
+                    async for answer in answers:  # closed at once when the caller leaves, not by the garbage collector
+                        yield answer
             except Exception as problem:
                 await fail(problem, context, method)
 

@@ -122,7 +122,10 @@ class RunnerHand:
             await self._answering(record)
             await self._put(record, files)
             record = self._records.save(finished(record, unenforced))
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Unavailable):
+                why = await self._place.complaint(record)
+                _log.error("sandbox not made", sandbox_id=record.sandbox_id, backend=self._place.name, why=why)
             await asyncio.shield(self._remove(record))
             raise
         finally:
@@ -140,8 +143,6 @@ class RunnerHand:
                 await ask(record.door / SOCKET, {"op": "ping"}, until - loop.time())
                 return
             if loop.time() > until or not await self._place.lives(record):
-                why = await self._place.complaint(record)
-                _log.error("sandbox did not start", sandbox_id=record.sandbox_id, backend=self._place.name, why=why)
                 raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -44,7 +44,7 @@ def parts(store: Store, limits: Limits = DEFAULT_LIMITS) -> Parts:
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
     blobs = Blobs(store.objects, store.registry, writer, reader, limits)
     memories = Memories(store.objects, store.registry, now)
-    return Parts(sessions, index, reader, watcher, Previews(writer, watcher), claims, grants, blobs, memories)
+    return Parts(sessions, reader, watcher, Previews(writer, watcher), claims, grants, blobs, memories)
 
 
 async def run(settings: Settings) -> None:

@@ -105,7 +105,9 @@ class Claims:
 
     async def run(self) -> None:
         """Holds what is claimed and wakes what rests, until cancelled."""
-        stop = await self._wire.listen(NUDGE, EVERYBODY, lambda data: self._nudged.add(data.decode()))
+        stop = await self._wire.listen(
+            NUDGE, EVERYBODY, lambda data: self._nudged.add(data.decode()), gap=self._writer.doubt
+        )
         tick = 0
         try:
             while True:

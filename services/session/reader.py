@@ -17,6 +17,7 @@ from services.session.slices import MAX_SCAN, PAGE_BYTES, Ask, Cut, Span, after,
 from services.session.writer import Writer
 
 READ_SPAN = 512
+BACK_SPAN = 64  # of one read backwards, which is kept whole: at most 64 MiB
 MAX_OWNERS = 65_536  # remembered
 MAX_CONFIGS = 256  # remembered
 
@@ -96,7 +97,7 @@ class Reader:
                     found.append(event)
                 span = after(span, event.position, descending=ask.descending)
             looked_at += len(events)
-            step = min(READ_SPAN, step * 2)
+            step = min(BACK_SPAN if ask.descending else READ_SPAN, step * 2)
         return found, span
 
     async def _events(self, session_id: str, span: Span, *, whole: bool) -> list[Event]:

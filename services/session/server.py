@@ -18,7 +18,7 @@ from services.session import codec
 from services.session.blobs import Blobs
 from services.session.claims import Claims
 from services.session.grants import CACHE_SECONDS, Grants
-from services.session.index import Filter, Index
+from services.session.index import Filter
 from services.session.memories import Memories
 from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
@@ -36,7 +36,6 @@ class Parts:
     """What the servicer translates to."""
 
     sessions: Sessions
-    index: Index
     reader: Reader
     watcher: Watcher
     previews: Previews
@@ -67,8 +66,7 @@ class SessionServicer(SessionServiceServicer):
             created_before=codec.nanoseconds(request.created_before),
         )
         tenant = caller().tenant or ""
-        found, token = await self._parts.index.find(tenant, which, request.page_size, request.page_token)
-        sessions = [await self._parts.sessions.get(session_id, tenant) for session_id in found]
+        sessions, token = await self._parts.sessions.find(tenant, which, request.page_size, request.page_token)
         return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
 
     async def UpdateSession(self, request: pb.UpdateSessionRequest, context: Context) -> pb.UpdateSessionResponse:

@@ -25,9 +25,10 @@ from services.session.claims import Claims
 from services.session.core import Fact, WriteState
 from services.session.emitters import CLIENT, HARNESS, SESSION
 from services.session.grants import Grants
-from services.session.index import Index
+from services.session.index import Filter, Index
 from services.session.log import Registry
 from services.session.reader import Reader
+from services.session.slices import Cut
 from services.session.writer import Appended, Draft, Writer
 
 REQUESTS = "requests"  # the bucket that says which session a request id made
@@ -81,6 +82,18 @@ class Sessions:
         """Returns what the log says of a session."""
         state = await self._writer.current(session_id, tenant)
         return codec.session(session_id, state, await self._reader.config(session_id, state.config_position))
+
+    async def find(self, tenant: str, which: Filter, page_size: int, page_token: str) -> tuple[Sequence[Session], str]:
+        """Returns a page of sessions, newest first, and where the next one starts (see `ListSessions`)."""
+        found, token = await self._index.find(tenant, which, page_size, page_token)
+        sessions: list[Session] = []
+        cut = Cut(len(found))
+        for session_id in found:
+            session = await self.get(session_id, tenant)
+            if not cut.takes(session.ByteSize()):
+                return sessions, sessions[-1].session_id
+            sessions.append(session)
+        return sessions, token
 
     async def emit(
         self, caller: Caller, session_id: str, events: Sequence[Event], expected_position: int | None, epoch: int

@@ -52,14 +52,14 @@ class Appended:
 
 @dataclass
 class _Kept:
-    """What is remembered of a session. `sure` is false while the end of an append is not known.
+    """What is remembered of a session, and in which era it was last compared with the store.
 
     The lock protects the order of this process's own appends: without it each would lose its position to the next.
     """
 
     state: WriteState = field(default_factory=WriteState)
+    era: int = -1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    sure: bool = False
 
 
 class Writer:
@@ -71,6 +71,12 @@ class Writer:
         self._now = now
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._names = 0
+        self._era = 0
+
+    def doubt(self) -> None:
+        """Compares every session with the store before anything is appended: the store was away, and may have lost
+        what it had acknowledged. It would take our next position and leave a gap."""
+        self._era += 1
 
     async def append(self, session_id: str, draft: Draft) -> Appended:
         """Appends, and returns once the events are durable. Raises what `EmitEvent` promises."""
@@ -97,7 +103,7 @@ class Writer:
         return kept.state
 
     async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
-        fresh = not kept.sure
+        fresh = kept.era != self._era
         if fresh:
             await self._catch_up(session_id, kept)
         for _ in range(MAX_TRIES):
@@ -141,28 +147,27 @@ class Writer:
         emitters = [fact.emitter for fact in draft.facts]
         data = codec.seal(draft.events, emitters, first, time, draft.epoch)
         batch = StoredBatch(first, len(draft.events), state.digest, data)
-        kept.sure = False
         await self._log.append(session_id, batch)
         names = len(state.names)
         for fact in draft.facts:
             fold(state, fact, time)
         state.digest = batch.digest
-        kept.sure = True
         self._weigh(session_id, kept, names)
         await self._wire.send(NOTE, session_id, codec.note(batch))
         return Appended(first, time, False, state)
 
     async def _read_on(self, session_id: str, kept: _Kept) -> None:
         """Reads what took our position, in one step: whoever is slower here loses the next position too."""
-        state, names = kept.state, len(kept.state.names)
-        for batch in await self._log.read(session_id, state.head + 1, state.head + 1 + READ_ON_SPAN, READ_BYTES):
+        state, names, head = kept.state, len(kept.state.names), kept.state.head
+        for batch in await self._log.read(session_id, head + 1, head + 1 + READ_ON_SPAN, READ_BYTES):
             _fold_batch(state, batch)
-        kept.sure = True
         self._weigh(session_id, kept, names)
+        if state.head >= head + READ_ON_SPAN:
+            await self._catch_up(session_id, kept)
 
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
         """Reads what the log has beyond what is remembered, to its end."""
-        state, names, damaged = kept.state, len(kept.state.names), kept.state.damaged
+        state, names, damaged, era = kept.state, len(kept.state.names), kept.state.damaged, self._era
         last = await self._log.head(session_id)
         end = last.last_position if last else 0
         while state.head < end and not state.damaged:
@@ -174,8 +179,8 @@ class Writer:
             state.damaged = True
         if state.damaged and not damaged:
             _journal.error("log damaged", session_id=session_id, position=state.head, last_position=end)
-        kept.sure = True
         self._weigh(session_id, kept, names)
+        kept.era = era
 
     def _keep(self, session_id: str) -> _Kept:
         kept = self._kept.get(session_id)

@@ -38,8 +38,9 @@ def _processes(text: str) -> list[str]:
 def _containers(text: str) -> list[str]:
     import docker
 
-    with contextlib.closing(docker.from_env()) as client:
-        return [f"container {it.name}" for it in client.containers.list(all=True) if text in (it.name or "")]
+    with contextlib.closing(docker.APIClient(version="auto")) as engine:
+        names = [name for row in engine.containers(all=True) for name in row["Names"]]
+    return [f"container {name}" for name in names if text in name]
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -297,3 +299,15 @@ async def test_a_servers_tool_is_called_with_a_token_that_nobody_sees(
         await link.close()
         server.terminate()
         await server.wait()
+
+
+@pytest.mark.parametrize("service", ["vault_proxy", "sandbox", "harness", "session"])
+async def test_sigterm_ends_a_service_gracefully(mesh: Mesh, client: Client, service: str) -> None:
+    """It ends by itself with exit code 0, and a new one of its kind takes over what there is."""
+    process = mesh.pids[service]
+    lost = asyncio.create_task(mesh.lost())
+    os.kill(process, signal.SIGTERM)
+    async with asyncio.timeout(TURN_SECONDS):
+        assert "exit code 0" in str(await lost)
+    await mesh.restart(service)
+    assert ends(await turn(await client.create_session(content="work"))) == ["DONE"]

@@ -15,11 +15,11 @@ import pytest
 
 from services.kit.errors import Full, Unavailable
 from services.kit.ids import mint
-from services.sandbox.conformance import command
-from services.sandbox.hand import HandSettings, Labels, Limits, Recipe, Result
+from services.sandbox.hand import HandSettings, Labels, Limits, Order, Recipe, Result
 from services.sandbox.hands.bubblewrap import make, view
 from services.sandbox.hands.bubblewrap.cgroups import ControlGroup
 from services.sandbox.hands.bubblewrap.users import Users
+from services.sandbox.records import Records
 
 
 def _bare_root(root: Path) -> None:
@@ -44,7 +44,8 @@ async def test_a_root_without_python_gets_the_services_own(tmp_path: Path) -> No
     hand = make(HandSettings(tmp_path / "state"))
     recipe = Recipe("bare", "bubblewrap", rootfs=str(tmp_path / "root"))
     made = await hand.provision(recipe, Labels(mint("sbx"), "bare", time.time()))
-    order = command("echo /usr/bin/*; echo /*; type python3 git 2>/dev/null || echo neither")
+    text = "echo /usr/bin/*; echo /*; type python3 git 2>/dev/null || echo neither"
+    order = Order("toolu_1", "bash", {"command": text}, "", 30.0)
     await hand.start(made.labels.sandbox_id, order)
     said = await anext(hand.follow(made.labels.sandbox_id, order.execution_id))
     await hand.release(made.labels.sandbox_id)
@@ -111,3 +112,24 @@ def test_control_groups_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyP
     }
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     assert group.joins == [str(folder / "cgroup.procs")] and group.oom_file == folder / "memory.events"
+
+
+@pytest.mark.bwrap
+async def test_process_1_has_nothing_of_the_services_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the runner nor the bubblewrap around it was started with it, wherever a tool might look."""
+    monkeypatch.setenv("HANDMESH_CANARY", "CANARY")
+    hand = make(HandSettings(tmp_path / "state"))
+    made = await hand.provision(Recipe("x", "bubblewrap"), Labels(mint("sbx"), "x", time.time()))
+    record = Records(tmp_path / "state" / "sandboxes").get(made.labels.sandbox_id)
+    assert record is not None
+    first = Path(f"/proc/{record.facts['pid']}")
+    around = Path(f"/proc/{first.joinpath('stat').read_text().rpartition(')')[2].split()[1]}")
+    assert b"bwrap" in (around / "cmdline").read_bytes()
+    for process in (first, around):
+        try:
+            assert b"CANARY" not in (process / "environ").read_bytes()
+        except PermissionError:
+            continue  # closed even to the user who started it
+    await hand.release(made.labels.sandbox_id)

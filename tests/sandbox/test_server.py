@@ -71,7 +71,7 @@ async def refused(call: Any, code: str, reason: str) -> None:
             await call
     metadata = dict(told.value.trailing_metadata() or ())
     info = ErrorInfo()
-    assert Status.FromString(metadata[DETAILS_KEY]).details[0].Unpack(info)  # type: ignore[arg-type]
+    assert Status.FromString(metadata[DETAILS_KEY]).details[0].Unpack(info)
     assert (told.value.code().name, info.reason) == (code, reason)
 
 

@@ -241,6 +241,24 @@ async def test_sessions_are_listed_newest_first_page_by_page(service: Service) -
     assert list(other.sessions) == []
 
 
+async def test_a_page_of_sessions_is_bounded_in_bytes(service: Service) -> None:
+    """Sessions with long system prompts come in pages that every gRPC client takes."""
+    label = ids.mint("x")
+    config = SessionConfig(labels={"test": label}, system="x" * 900_000)
+    made = [await service.create(config=config) for _ in range(5)]
+    found: list[str] = []
+    token = ""
+    while True:
+        request = pb.ListSessionsRequest(page_token=token, labels={"test": label})
+        answer = await service.client.ListSessions(request)
+        assert answer.ByteSize() < 3_500_000
+        found += [session.session_id for session in answer.sessions]
+        token = answer.next_page_token
+        if not token:
+            break
+    assert found == sorted(made, reverse=True)
+
+
 async def test_filters_are_joined_by_and(service: Service) -> None:
     """Status, labels, harness and time each narrow the list down."""
     label = ids.mint("x")

@@ -181,6 +181,29 @@ async def test_a_message_while_a_harness_lets_go(service: Service, kind: str) ->
             await asyncio.gather(one.release(offer), say())
 
 
+async def test_a_message_at_the_worst_moment(service: Service, kind: str) -> None:
+    """A message that lands after the last look into the log, while the queue still holds the session, is not lost."""
+    async with harness(service, kind) as one:
+        session = await make(service, kind, message())
+        offer = await one.offer()
+        await settle(service, session)
+        claim = service.parts.claims._claims[offer.claim_id]
+
+        class Late:
+            """The queue's item, removed a moment after a message came."""
+
+            def __init__(self, item: Any) -> None:
+                self.item = item
+
+            async def done(self) -> None:
+                await service.emit(session, message("late"))
+                await self.item.done()
+
+        claim.item = Late(claim.item)  # type: ignore[assignment]
+        assert await one.release(offer)
+        assert (await one.offer()).session_id == session
+
+
 async def test_a_release_can_be_said_again(service: Service, kind: str) -> None:
     """A lost answer: the second release of the same claim changes nothing. A claim that never was is an error."""
     session = await make(service, kind, message())

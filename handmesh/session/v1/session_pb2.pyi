@@ -882,7 +882,9 @@ class GetEventsRequest(message.Message):
     error. A page can be shorter, since it also stops at 3 MiB.
     """
     last: builtins.int
-    """Only the last so many events of the slice. 0 means all."""
+    """Only the last so many events of the slice, of which `kinds` leaves some out.
+    0 means all.
+    """
     anchor_position: builtins.int
     """The event at this position."""
     anchor_event_id: builtins.str
@@ -895,7 +897,9 @@ class GetEventsRequest(message.Message):
     """Newest first."""
     @builtins.property
     def anchor_emit_time(self) -> timestamp_pb2.Timestamp:
-        """The first event emitted at or after this time."""
+        """The first event emitted at or after this time; one past the log's end if
+        there is none.
+        """
 
     @builtins.property
     def kinds(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:

@@ -128,14 +128,14 @@ class Turn:
         try:
             await asyncio.wait({news, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not news.done():
-                news.cancel()
+            news.cancel()
+        stopped = news.exception() if news.done() and not news.cancelled() else None
         for key, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[key]
                 task.result()
-        if news.done() and not news.cancelled():
-            news.result()
+        if stopped is not None:
+            raise stopped
 
     async def cancel(self) -> None:
         """Stops everything that is being done. What hands do goes on: they are asked by their ids."""
@@ -144,6 +144,9 @@ class Turn:
             task.cancel()
         if running:
             await asyncio.wait(running)
+        for task in self._tasks.values():
+            if not task.cancelled():
+                task.exception()  # what one of them raised has ended the run; the others' say the same
         self._tasks.clear()
 
     async def close(self) -> None:

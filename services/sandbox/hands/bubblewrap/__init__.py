@@ -1,7 +1,7 @@
 """Sandboxes of Linux namespaces made by bubblewrap: no engine, no root needed. The embedded default.
 
-`place.py` starts and ends them; `view.py` says what they see; `seccomp.py` what they may ask of the kernel;
-`cgroups.py` limits them where the service is root; `launch.py` runs before bubblewrap, as a program of its own.
+`place.py` makes and ends them; `program.py` and `launch.py` start bubblewrap; `view.py` says what a sandbox sees,
+`seccomp.py` what it may ask of the kernel; `cgroups.py` and `users.py` keep them apart where the service is root.
 """
 
 from __future__ import annotations

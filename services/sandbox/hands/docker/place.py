@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -124,10 +125,11 @@ class Containers:
             from docker.errors import DockerException, ImageNotFound
 
             try:
+                self._knock()
                 return call(self._connected())
             except ImageNotFound:
                 raise _no_image(image) from None
-            except (DockerException, requests.RequestException) as error:
+            except (DockerException, requests.RequestException, OSError) as error:
                 _log.warning("docker engine failed", host=self._host, error=str(error)[:500])
                 raise Unavailable(
                     "BACKEND_UNAVAILABLE",
@@ -137,6 +139,12 @@ class Containers:
                 ) from None
 
         return await asyncio.to_thread(connected)
+
+    def _knock(self) -> None:
+        """Raises OSError when nobody listens on the engine's socket: the SDK would leave one of its own open."""
+        if self._host.startswith("unix://"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
+                knocking.connect(self._host.removeprefix("unix://"))
 
     def _connected(self) -> docker.DockerClient:
         if self._client is None:

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.sandbox.hand import WORKSPACE, Recipe
+from services.sandbox.hand import WORKSPACE, Limits, Recipe
 from services.sandbox.runner_archive import NAME, told
 from services.sandbox.runner_hand import SOCKET
 
@@ -51,7 +51,6 @@ def command(recipe: Recipe) -> list[str]:
 def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
     """Returns the engine's `HostConfig`, as its API names things."""
     limits = recipe.limits
-    private = f"uid={TOOL_UID},gid={TOOL_UID}"
     config: dict[str, Any] = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
@@ -68,12 +67,7 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
         "NanoCpus": int(limits.cpus * 1e9),
         "ShmSize": _SHM_BYTES,
         "OomScoreAdj": 500,
-        "Tmpfs": {
-            WORKSPACE: f"rw,nosuid,nodev,exec,size={limits.disk_bytes},nr_inodes={_INODES},mode=0700,{private}",
-            "/tmp": f"rw,nosuid,nodev,exec,size={min(_TMP_BYTES, limits.disk_bytes)},nr_inodes={_INODES},mode=1777",
-            RECORDS: f"rw,nosuid,nodev,noexec,size={4 * limits.output_file_bytes},mode=0755",
-            _CLOSED: "rw,nosuid,nodev,noexec,size=4096,mode=0700",
-        },
+        "Tmpfs": _writable(limits),
         "Binds": [f"{door}:{_DOOR}:rw"],
         "Ulimits": [
             {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
@@ -91,6 +85,18 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
     if recipe.runtime:
         config["Runtime"] = recipe.runtime
     return config
+
+
+def _writable(limits: Limits) -> dict[str, str]:
+    """Returns all that can be written to: in memory, with a size."""
+    tmp = min(_TMP_BYTES, limits.disk_bytes)
+    own = f"size={limits.disk_bytes},nr_inodes={_INODES},mode=0700,uid={TOOL_UID},gid={TOOL_UID}"
+    return {
+        WORKSPACE: f"rw,nosuid,nodev,exec,{own}",
+        "/tmp": f"rw,nosuid,nodev,exec,size={tmp},nr_inodes={_INODES},mode=1777",
+        RECORDS: f"rw,nosuid,nodev,noexec,size={4 * limits.output_file_bytes},mode=0755",
+        _CLOSED: "rw,nosuid,nodev,noexec,size=4096,mode=0700",
+    }
 
 
 @functools.cache

@@ -90,6 +90,7 @@ class Connection:
         self.gaps: set[Callable[[], None]] = set()  # called when messages may have been missed
         self._connected = asyncio.Event()
         self._in_use = False
+        self._away_since = 0.0
         self._problem = "no answer"
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._answers: dict[str, tuple[Callable[[Msg], None], asyncio.Future[Any]]] = {}
@@ -149,6 +150,7 @@ class Connection:
 
     async def _on_disconnect(self) -> None:
         self._connected.clear()
+        self._away_since = asyncio.get_running_loop().time()
         for _, ended in self._answers.values():
             if not ended.done():
                 ended.set_exception(nats.errors.ConnectionClosedError())  # the answer is lost with the connection
@@ -192,6 +194,12 @@ class Connection:
             raise _unavailable(nats.errors.NoRespondersError())
         return message
 
+    def _patience(self) -> float:
+        """Says how long to wait: not at all for a NATS that has been away so long, or calls would queue up for it."""
+        if self.connected:
+            return PATIENCE_SECONDS
+        return max(0.0, self._away_since + PATIENCE_SECONDS - asyncio.get_running_loop().time())
+
     async def _exchange(
         self,
         subject: str,
@@ -202,7 +210,7 @@ class Connection:
     ) -> None:
         token = str(next(self._tokens))
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(self._patience()):
                 await self._connected.wait()
                 self._answers[token] = take, ended
                 await self.client.publish(subject, data, reply=f"{self._inbox}.{token}", headers=headers)
