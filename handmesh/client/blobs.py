@@ -66,7 +66,8 @@ async def upload(
     digest = hashlib.sha256()
 
     async def messages() -> AsyncIterator[session_pb2.UploadBlobRequest]:
-        yield session_pb2.UploadBlobRequest(session_id=session_id, media_type=media_type)
+        size = len(content) if isinstance(content, bytes) else None
+        yield session_pb2.UploadBlobRequest(session_id=session_id, media_type=media_type, size=size)
         async for piece in _pieces(content):
             digest.update(piece)
             yield session_pb2.UploadBlobRequest(session_id=session_id, chunk=piece)

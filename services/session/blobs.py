@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
 from handmesh.session.v1.event_pb2 import BlobRef
@@ -29,6 +29,8 @@ BUCKET = "blobs"  # a catalog for each session
 SEND_BYTES = 256 * 1024  # of one message of a download
 MAX_UPLOADS = 8  # at once into one session, through this process: bounds what is stored before it is counted
 MAX_TRIES = 64  # of a compare-and-set
+DRAIN_BYTES = 64 * 1024 * 1024  # of an upload that was refused
+DRAIN_SECONDS = 10.0
 
 _journal = Journal("services.session.blobs")
 
@@ -45,8 +47,23 @@ class Blobs:
         self._uploads: Counter[str] = Counter()
         self._freeing: set[asyncio.Task[None]] = set()
 
-    async def upload(self, requests: AsyncIterator[UploadBlobRequest], tenant: str | None) -> BlobRef:
-        """Takes a blob in (see `UploadBlob`). Holds at most a message and a chunk of it in memory."""
+    async def upload(
+        self, requests: AsyncIterator[UploadBlobRequest], tenant: str | None, whole: Callable[[], Awaitable[bool]]
+    ) -> BlobRef:
+        """Takes a blob in (see `UploadBlob`). Holds at most a message and a chunk of it in memory.
+
+        `whole` is asked at the end of the requests: whether the caller ended them, or is gone. To grpc that is the
+        same, and now and then the answer comes too late: only a size that was said makes it certain.
+        """
+        try:
+            return await self._upload(requests, tenant, whole)
+        except ServiceError:
+            await _drain(requests)
+            raise
+
+    async def _upload(
+        self, requests: AsyncIterator[UploadBlobRequest], tenant: str | None, whole: Callable[[], Awaitable[bool]]
+    ) -> BlobRef:
         first = await anext(requests, None)
         if first is None:
             raise Invalid("ARGUMENT_INVALID", "an upload begins with a message", field="session_id")
@@ -59,7 +76,7 @@ class Blobs:
             raise Full("FULL", f"at most {MAX_UPLOADS} uploads into a session at once", retry_after=1.0)
         self._uploads[session_id] += 1
         try:
-            return await self._take(first, requests)
+            return await self._take(first, requests, whole)
         finally:
             self._uploads[session_id] -= 1
             if not self._uploads[session_id]:
@@ -119,7 +136,12 @@ class Blobs:
         if self._freeing:
             await asyncio.wait(self._freeing)
 
-    async def _take(self, first: UploadBlobRequest, requests: AsyncIterator[UploadBlobRequest]) -> BlobRef:
+    async def _take(
+        self,
+        first: UploadBlobRequest,
+        requests: AsyncIterator[UploadBlobRequest],
+        whole: Callable[[], Awaitable[bool]],
+    ) -> BlobRef:
         session_id, media_type = first.session_id, first.media_type
         intake = _Intake(self._objects, session_id, ids.mint("obj"))
         catalog, _ = await self._catalog(session_id)
@@ -131,6 +153,7 @@ class Blobs:
                 core.check_growth(catalog, media_type, intake.size + len(message.chunk), self._limits)
                 await intake.take(message.chunk)
                 message = await anext(requests, None)
+            _check_end(first, intake.size, whole=await whole())
             await intake.end()
             sha256 = intake.digest.hexdigest()
             blob = Blob(core.id_of(sha256, media_type), sha256, intake.size, media_type, intake.object_id)
@@ -205,6 +228,26 @@ class _Intake:
         del self._rest[:size]
         await self._objects.put(self._space, self.object_id, self._chunks, chunk)
         self._chunks += 1
+
+
+def _check_end(first: UploadBlobRequest, size: int, *, whole: bool) -> None:
+    if first.HasField("size") and first.size != size:
+        raise Invalid("ARGUMENT_INVALID", f"the upload has {size} bytes, not {first.size}", field="size")
+    if not whole:
+        raise Unavailable("DRAINING", "the caller went away in the middle")  # nobody hears it
+
+
+async def _drain(requests: AsyncIterator[UploadBlobRequest]) -> None:
+    """Reads on for a while what is refused: a caller that is still sending may not hear the reason otherwise."""
+    left = DRAIN_BYTES
+    try:
+        async with asyncio.timeout(DRAIN_SECONDS):
+            async for message in requests:
+                left -= len(message.chunk)
+                if left < 0:
+                    return
+    except (TimeoutError, ServiceError):
+        return
 
 
 def _check_message(first: UploadBlobRequest, message: UploadBlobRequest) -> None:

@@ -160,7 +160,10 @@ class SessionServicer(SessionServiceServicer):
     async def UploadBlob(
         self, request_iterator: AsyncIterator[pb.UploadBlobRequest], context: Context
     ) -> pb.UploadBlobResponse:
-        return pb.UploadBlobResponse(blob=await self._parts.blobs.upload(request_iterator, caller().tenant))
+        async def whole() -> bool:
+            return await _listens(context)
+
+        return pb.UploadBlobResponse(blob=await self._parts.blobs.upload(request_iterator, caller().tenant, whole))
 
     async def DownloadBlob(
         self, request: pb.DownloadBlobRequest, context: Context
@@ -175,6 +178,15 @@ def _send_grant(context: Context, grant: str) -> None:
     """Sends a new epoch's grant, once, beside the answer: messages are logged and traced, metadata is not."""
     if grant:
         context.set_trailing_metadata(((GRANT_KEY, grant),))
+
+
+async def _listens(context: Context) -> bool:
+    """Says whether the caller is still there, by sending it something: on a call that was broken off that fails."""
+    try:
+        await context.send_initial_metadata(())
+    except grpc.aio.InternalError:
+        return False
+    return not context.cancelled()
 
 
 def grant_of(context: Context) -> str:

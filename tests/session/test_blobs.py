@@ -15,7 +15,7 @@ from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.event_pb2 import BlobRef
 from services.kit import ids
 from services.session import blobs_core as core
-from services.session.blobs import SEND_BYTES
+from services.session.blobs import DRAIN_BYTES, SEND_BYTES
 from services.session.objects import CHUNK_BYTES
 from tests.session.running import MAX_BLOB_BYTES, QUOTA_BYTES, Run, Service, refusal
 
@@ -151,21 +151,52 @@ async def test_nothing_is_seen_of_an_upload_that_breaks_off(service: Service) ->
     assert await service.store.registry.get("blobs", session) is None
 
 
-async def test_a_session_has_a_quota(service: Service) -> None:
-    """Over it an upload is refused with the limit, before it is all sent; what failed leaves nothing behind."""
+@pytest.mark.parametrize("size", [-1, 0, 2 * MIB, 3 * MIB + 1])
+async def test_another_size_than_was_said_is_no_blob(service: Service, size: int) -> None:
+    """An upload that ends too early or too late is refused, and nothing of it is kept."""
     session = await service.create()
-    sent = 0
+    messages = list(requests(session, some(3 * MIB)))
+    messages[0].size = size
+    problem = await refusal(service.client.UploadBlob(iter(messages)))
+    assert (problem.reason, problem.metadata) == ("ARGUMENT_INVALID", {"field": "size"})
+    await service.parts.blobs.finish()
+    assert await _live(service, session) == []
+    messages[0].size = 3 * MIB
+    await service.client.UploadBlob(iter(messages))
 
-    async def endless() -> AsyncIterator[pb.UploadBlobRequest]:
-        nonlocal sent
-        while True:
-            yield pb.UploadBlobRequest(session_id=session, media_type=PNG, chunk=bytes(MIB))
-            sent += MIB
 
-    problem = await refusal(service.client.UploadBlob(endless()))
+async def test_of_uploads_that_break_off_none_is_taken_for_whole(service: Service) -> None:
+    """Whenever a caller goes away: it had said the size, so a part is never a blob."""
+    session = await service.create()
+    for number in range(60):
+        content = number.to_bytes(2, "big") * 100_000
+
+        async def half(content: bytes = content, step: int = number % 20) -> AsyncIterator[pb.UploadBlobRequest]:
+            for message in requests(session, content, size=10_000 * (1 + step)):
+                message.size = len(content) + 1
+                yield message
+            await asyncio.Event().wait()
+
+        call = service.client.UploadBlob(half())
+        waiting = asyncio.ensure_future(_ended(call))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        call.cancel()
+        await waiting
+    async with asyncio.timeout(30):
+        while service.parts.blobs._uploads:
+            await asyncio.sleep(0.01)
+    assert await service.store.registry.get("blobs", session) is None
+
+
+async def test_a_session_has_a_quota(service: Service) -> None:
+    """Over it an upload is refused and leaves nothing behind; what is there already may be sent again."""
+    session = await service.create()
+    message = pb.UploadBlobRequest(session_id=session, media_type=PNG, chunk=bytes(MIB))
+    too_long = [message] * (MAX_BLOB_BYTES // MIB + 20)
+    problem = await refusal(service.client.UploadBlob(iter(too_long)))
     assert (problem.code, problem.reason) == ("RESOURCE_EXHAUSTED", "BLOB_QUOTA")
     assert problem.metadata == {"limit_bytes": str(MAX_BLOB_BYTES)}
-    assert sent < MAX_BLOB_BYTES + 16 * MIB
     await service.parts.blobs.finish()
     assert await _live(service, session) == []
     first = await upload(service.client, session, bytes(60 * MIB))
@@ -174,6 +205,22 @@ async def test_a_session_has_a_quota(service: Service) -> None:
     assert (await upload(service.client, session, bytes(60 * MIB))).blob_id == first.blob_id  # said again, not refused
     other = await service.create()
     await upload(service.client, other, some(MIB))
+
+
+async def test_an_upload_without_end_is_ended(service: Service) -> None:
+    """Soon after its limit the service stops reading: nobody can fill it by sending on."""
+    session, sent = await service.create(), 0
+
+    async def endless() -> AsyncIterator[pb.UploadBlobRequest]:
+        nonlocal sent
+        while True:
+            yield pb.UploadBlobRequest(session_id=session, media_type=PNG, chunk=bytes(MIB))
+            sent += MIB
+
+    await refusal(service.client.UploadBlob(endless()))
+    assert sent < MAX_BLOB_BYTES + DRAIN_BYTES + 32 * MIB
+    await service.parts.blobs.finish()
+    assert await _live(service, session) == []
 
 
 async def test_uploads_at_once_cannot_pass_the_quota_together(service: Service) -> None:

@@ -92,7 +92,7 @@ class RemoteLog:
         async def messages() -> AsyncIterator[UploadBlobRequest]:
             for start in range(0, max(1, len(data)), CHUNK_BYTES):
                 chunk = data[start : start + CHUNK_BYTES]
-                yield UploadBlobRequest(session_id=self.session_id, media_type=media_type, chunk=chunk)
+                yield UploadBlobRequest(session_id=self.session_id, media_type=media_type, chunk=chunk, size=len(data))
 
         try:
             blob = (await self._stub.UploadBlob(messages(), timeout=TRANSFER_SECONDS)).blob
