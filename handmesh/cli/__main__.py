@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from handmesh.cli import doctor, mesh, running, sessions
+from handmesh.cli import doctor, lifecycle, mesh, running, sessions
 
 EPILOG = """\b
 Start here:
@@ -40,6 +40,11 @@ app.command()(sessions.send)
 app.command()(sessions.interrupt)
 app.command()(sessions.wake)
 app.command()(sessions.end)
+app.command()(lifecycle.archive)
+app.command()(lifecycle.delete)
+app.command()(lifecycle.fork)
+app.command(epilog=lifecycle.EXPORT_EPILOG)(lifecycle.export)
+app.command("import")(lifecycle.import_)
 app.command(epilog=mesh.KEY_EPILOG)(mesh.key)
 app.command()(doctor.doctor)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(mesh.model)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from handmesh.client import blobs, settings
+import grpc
+
+from handmesh.client import blobs, export, settings
 from handmesh.client.addresses import Addresses, api_key_file, local_api_key
 from handmesh.client.channels import Link
-from handmesh.client.errors import HandmeshError
+from handmesh.client.errors import HandmeshError, raised
 from handmesh.client.session import Session, blocks_of, message, new_event_id
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.sandbox.v1 import sandbox_pb2
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
     from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceAsyncStub
     from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceAsyncStub
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
+
+
+IMPORT_SECONDS = 600.0
+"""How long an import may take."""
+
+MESSAGE_EVENTS, MESSAGE_BYTES = 500, 2 * 1024 * 1024
+"""Events, and about how many bytes of them, that go to the service at once."""
 
 
 def connect(
@@ -131,6 +140,26 @@ class Client:
                 return
             request.page_token = page.next_page_token
 
+    async def import_session(self, lines: Callable[[], Iterable[str]], *, request_id: str = "") -> Session:
+        """Makes a session from an exported log and returns it. `lines` is called for each look at it: that it is whole
+        is checked first.
+
+        Raises HandmeshError: `LOG_INVALID`, with the position of the first event that cannot be right, before or
+        after the service saw it.
+        """
+        export.check(lines())
+        for _ in export.read(lines()):
+            pass  # what is no event is found before anything is sent
+        requests = _batched(export.read(lines()), request_id or f"cli_{secrets.token_hex(13)}")
+        try:
+            call = self.session_stub.ImportSession(
+                requests, metadata=self.session_link.metadata, timeout=IMPORT_SECONDS
+            )
+            answer = await call
+        except grpc.aio.AioRpcError as error:
+            raise raised(error) from None
+        return self.session(answer.session.session_id)
+
     async def sandboxes(self, session_id: str | None = None) -> list[sandbox_pb2.Sandbox]:
         """Returns the sandboxes that there are, or those of one session, oldest first."""
         request = sandbox_pb2.ListSandboxesRequest(session_id=session_id)
@@ -145,3 +174,15 @@ class Client:
         """Ends a sandbox and all that runs in it, and removes its files. Idempotent."""
         request = sandbox_pb2.ReleaseRequest(sandbox_id=sandbox_id)
         await self.sandbox_link.call(self.sandbox_stub.Release, request)
+
+
+def _batched(events: Iterator[event_pb2.Event], request_id: str) -> Iterator[session_pb2.ImportSessionRequest]:
+    request, size = session_pb2.ImportSessionRequest(request_id=request_id), 0
+    for event in events:
+        request.events.append(event)
+        size += event.ByteSize()
+        if len(request.events) == MESSAGE_EVENTS or size >= MESSAGE_BYTES:
+            yield request
+            request, size = session_pb2.ImportSessionRequest(), 0
+    if request.events:
+        yield request

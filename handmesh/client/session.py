@@ -6,17 +6,21 @@ import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from handmesh.client import blobs
+from handmesh.client import blobs, export
 from handmesh.client.watching import PATIENCE, watch
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import tool_pb2
-from handmesh.session.v1 import event_pb2, session_pb2
+from handmesh.session.v1 import config_pb2, event_pb2, session_pb2
 
 if TYPE_CHECKING:
     from handmesh.client.client import Client
 
 PAGE = 1_000
 """Events asked for at once; a page also ends at 3 MiB."""
+
+
+FORK_SECONDS = 300.0
+"""How long a fork may take: the events are copied."""
 
 
 class Session:
@@ -94,6 +98,36 @@ class Session:
         """Ends the session for good: nothing is appended after it, and its grants are void."""
         request = session_pb2.EndSessionRequest(session_id=self.id, reason=reason)
         return (await self._client.session_link.call(self._client.session_stub.EndSession, request)).session
+
+    async def archive(self, *, restore: bool = False) -> session_pb2.Session:
+        """Makes the session read-only and takes it out of lists, or with `restore` undoes that. May be said again."""
+        request = session_pb2.ArchiveSessionRequest(session_id=self.id, restore=restore)
+        return (await self._client.session_link.call(self._client.session_stub.ArchiveSession, request)).session
+
+    async def delete(self) -> None:
+        """Deletes the session, its events and blobs, for good. May be said again."""
+        request = session_pb2.DeleteSessionRequest(session_id=self.id)
+        await self._client.session_link.call(self._client.session_stub.DeleteSession, request)
+
+    async def fork(
+        self, position: int = 0, config: config_pb2.SessionConfig | None = None, *, request_id: str = ""
+    ) -> Session:
+        """Makes a new session that begins with this one's events up to a position (0: all), and returns it.
+
+        `config` is its configuration, if it is to have another. A `request_id` of your own makes the call idempotent
+        across your calls.
+        """
+        request = session_pb2.ForkSessionRequest(
+            session_id=self.id, position=position, config=config, request_id=request_id or new_event_id()
+        )
+        call = self._client.session_link.call(self._client.session_stub.ForkSession, request, FORK_SECONDS)
+        return self._client.session((await call).session.session_id)
+
+    async def export(self) -> AsyncIterator[str]:
+        """Yields the lines of a file that holds the log as it is now (see `handmesh.client.export`)."""
+        last_position = (await self.get()).last_position
+        async for line in export.written(self.id, last_position, self.events(1, last_position + 1)):
+            yield line
 
     async def wake(self) -> harness_pb2.WakeOutcome.ValueType:
         """Makes sure that a harness is at work on the session. Sessions wake by themselves as well."""

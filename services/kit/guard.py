@@ -20,6 +20,7 @@ from google.rpc.status_pb2 import Status
 
 from services.kit import identity, ids
 from services.kit.errors import Broken, ServiceError, Unimplemented
+from services.kit.limits import Limits, Shares
 from services.kit.logs import Log
 
 DOMAIN = "handmesh"
@@ -33,8 +34,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Guard(grpc.aio.ServerInterceptor):
     """Wraps every method of a server. `keys` are the API keys that are known, by SHA-256."""
 
-    def __init__(self, keys: Mapping[str, identity.Caller]) -> None:
+    def __init__(self, keys: Mapping[str, identity.Caller], limits: Limits | None = None) -> None:
         self._keys = keys
+        self._shares = Shares(limits or Limits())
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -48,7 +50,10 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._wrapped[method]
 
     def _wrap(self, method: str, handler: Any) -> Any:
-        def admit(request: Any, context: Context) -> Any:
+        answer = handler_of(handler)
+        shares = self._shares
+
+        def admit(request: Any, context: Context) -> identity.Caller:
             caller = identity.identify(
                 context.auth_context().get("x509_subject_alternative_name", ()), _authorization(context), self._keys
             )
@@ -56,19 +61,34 @@ class Guard(grpc.aio.ServerInterceptor):
             identity.enter(caller)
             if isinstance(request, Message):
                 check_ids(request)
-            return request if not handler.request_streaming else _checked(request)
+            return caller
 
         async def unary(request: Any, context: Context) -> Any:
             try:
-                return await handler_of(handler)(admit(request, context), context)
+                caller = admit(request, context)
+                if handler.request_streaming:
+                    return await _with_stream(shares, caller, answer(_checked(request, shares, caller), context))
+                taken = shares.take(caller, request.ByteSize())
+                try:
+                    if context.time_remaining() is None and caller.kind == "client":
+                        return await _in_time(answer(request, context), context, shares.limits.seconds)
+                    return await answer(request, context)
+                finally:
+                    shares.give(caller, taken)
             except Exception as problem:
                 await fail(problem, context, method)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                async with aclosing(handler_of(handler)(admit(request, context), context)) as answers:
-                    async for answer in answers:  # closed at once when the caller leaves, not by the garbage collector
-                        yield answer
+                caller = admit(request, context)
+                shares.open(caller)
+                try:
+                    asked = _checked(request, shares, caller) if handler.request_streaming else request
+                    async with aclosing(answer(asked, context)) as answers:
+                        async for one in answers:  # closed at once when the caller leaves, not by the garbage collector
+                            yield one
+                finally:
+                    shares.close(caller)
             except Exception as problem:
                 await fail(problem, context, method)
 
@@ -100,12 +120,38 @@ def _authorization(context: Context) -> str | None:
     return None
 
 
-async def _checked(requests: AsyncIterator[Message]) -> AsyncIterator[Message]:
+async def _checked(requests: AsyncIterator[Message], shares: Shares, caller: identity.Caller) -> AsyncIterator[Message]:
     first = True
     async for request in requests:
         check_ids(request, first=first)
         first = False
-        yield request
+        taken = shares.take(caller, request.ByteSize())
+        try:
+            yield request
+        finally:
+            shares.give(caller, taken)
+
+
+async def _with_stream(shares: Shares, caller: identity.Caller, work: Awaitable[Any]) -> Any:
+    """Answers a stream of requests, which counts as a stream of the caller's."""
+    shares.open(caller)
+    try:
+        return await work
+    finally:
+        shares.close(caller)
+
+
+async def _in_time(work: Awaitable[Any], context: Context, seconds: float) -> Any:
+    """Answers a call that brought no deadline."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    text = f"without a deadline of its own a call has {seconds:g} seconds"
+    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+    raise asyncio.CancelledError  # abort has raised
 
 
 def check_ids(message: Message, *, first: bool = True) -> None:

@@ -21,6 +21,7 @@ from services.kit import logs, settings
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
 from services.kit.identity import known_keys
+from services.kit.limits import Limits
 
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
 CONNECTION_IDLE_MS = 30 * 60 * 1000
@@ -44,7 +45,9 @@ class Server:
     """A gRPC server with the mesh's port, the clients' port, health and reflection."""
 
     def __init__(self, mesh: settings.Mesh) -> None:
-        self.grpc = grpc.aio.server(interceptors=[Guard(known_keys(mesh.api_keys_file))], options=_OPTIONS)
+        limits = Limits(mesh.caller_streams, mesh.caller_bytes, mesh.call_seconds)
+        guard = Guard(known_keys(mesh.api_keys_file), limits)
+        self.grpc = grpc.aio.server(interceptors=[guard], options=_OPTIONS)
         self._mesh = mesh
         self._health = HealthServicer()
         add_HealthServicer_to_server(self._health, self.grpc)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from services.kit import limits
+
 T = TypeVar("T")
 REQUIRED: Any = object()
 
@@ -89,6 +91,12 @@ def setting(variable: str, parse: Callable[[str], Any], default: Any, meaning: s
     return dataclasses.field(metadata={"variable": variable, "parse": parse, "default": default, "meaning": meaning})
 
 
+def tuning(variable: str, parse: Callable[[str], Any], default: Any, meaning: str) -> Any:
+    """Declares a field that most never touch: whoever makes the class by hand may leave it out."""
+    metadata = {"variable": variable, "parse": parse, "default": default, "meaning": meaning}
+    return dataclasses.field(default=default, kw_only=True, metadata=metadata)
+
+
 @dataclass(frozen=True)
 class Mesh:
     """What every service is told."""
@@ -103,6 +111,15 @@ class Mesh:
     )
     log_level: str = setting(
         "HANDMESH_LOG_LEVEL", one_of("debug", "info", "warning", "error"), "info", "From where on to log."
+    )
+    caller_streams: int = tuning(
+        "HANDMESH_CALLER_STREAMS", whole, limits.CALLER_STREAMS, "Most streams that one client has open at once."
+    )
+    caller_bytes: int = tuning(
+        "HANDMESH_CALLER_BYTES", whole, limits.CALLER_BYTES, "Most bytes of one client's requests at work at once."
+    )
+    call_seconds: int = tuning(
+        "HANDMESH_CALL_SECONDS", whole, limits.CALL_SECONDS, "For a client's unary call that brings no deadline."
     )
 
 

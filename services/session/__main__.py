@@ -6,24 +6,36 @@ import asyncio
 import importlib
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
+from services.session import retention
+from services.session.admission import MAX_SESSION_BYTES
 from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
+from services.session.lifecycle import Lifecycle
+from services.session.lifecycle_fork import Forks
+from services.session.lifecycle_import import Imports
+from services.session.listing import Listing
 from services.session.log import Store, UnusableStoreError
 from services.session.memories import Memories
 from services.session.memories_server import MemoryServicer
 from services.session.previews import Previews
 from services.session.reader import Reader
+from services.session.requests import Requests
+from services.session.retention import Rule
 from services.session.server import Parts, SessionServicer
 from services.session.sessions import Sessions
 from services.session.settings import Settings
+from services.session.tombstones import LivingLog, Tombstones
+from services.session.upkeep import Upkeep
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -32,41 +44,75 @@ SERVICES = ("handmesh.session.v1.SessionService", "handmesh.session.v1.MemorySer
 _journal = Journal("services.session")
 
 
-def parts(store: Store, limits: Limits = DEFAULT_LIMITS) -> Parts:
+def parts(
+    store: Store,
+    session_bytes: int = MAX_SESSION_BYTES,
+    rules: Sequence[Rule] = (),
+    limits: Limits = DEFAULT_LIMITS,
+) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
-    writer = Writer(store.log, store.wire, now)
-    reader = Reader(store.log, writer)
-    index = Index(store.registry, writer)
+    stones = Tombstones(store.registry)
+    log = LivingLog(store.log, stones, time.monotonic)
+    writer = Writer(log, store.wire, now, session_bytes)
+    reader = Reader(log, writer)
+    index = Index(store.registry)
     claims = Claims(store.queue, store.wire, writer, now)
     grants = Grants(store.registry, store.wire, writer, reader, now)
-    watcher = Watcher(store.log, store.wire)
+    watcher = Watcher(log, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
+    lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
+    listing = Listing(store.registry, index, writer, reader)
+    asked = Requests(store.registry)
     blobs = Blobs(store.objects, store.registry, writer, reader, limits)
+    forks = Forks(log, writer, reader, sessions, asked, index, claims, blobs, now)
+    imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
+    upkeep = Upkeep(log, writer, index, listing, lifecycle, now, rules)
+    previews = Previews(writer, watcher)
     memories = Memories(store.objects, store.registry, now)
-    return Parts(sessions, reader, watcher, Previews(writer, watcher), claims, grants, blobs, memories)
+    return Parts(
+        sessions,
+        lifecycle,
+        forks,
+        imports,
+        listing,
+        upkeep,
+        reader,
+        watcher,
+        previews,
+        claims,
+        grants,
+        blobs,
+        memories,
+    )
 
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, or until the store is gone for good: then the process ends with an error."""
+    try:
+        rules = retention.read(settings.retention_file) if settings.retention_file else []
+    except retention.RetentionError as problem:
+        sys.exit(f"session: HANDMESH_RETENTION_FILE: {problem}")
     logs = importlib.import_module(f"services.session.logs.{settings.log}")
     try:
         async with logs.make(settings) as store:
-            why = await serve(settings, store)
+            why = await serve(settings, store, rules)
     except UnusableStoreError as problem:
         sys.exit(f"session: {problem}")
     if why:
         sys.exit(f"session: {why}")
 
 
-async def serve(settings: Settings, store: Store) -> str:
+async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
-    whole = parts(store, Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
+    whole = parts(store, settings.session_bytes, rules, Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)  # type: ignore[abstract]  # see its docstring
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     keeping = asyncio.create_task(whole.claims.run())
-    ends = {
+    caring = asyncio.create_task(whole.upkeep.run())
+    ends: set[asyncio.Task[Any]] = {
+        caring,
         asyncio.create_task(until_signal()),
         lost := asyncio.create_task(store.lost()),
         keeping,
@@ -74,8 +120,9 @@ async def serve(settings: Settings, store: Store) -> str:
     try:
         await server.start(*SERVICES)
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if keeping.done():
-            keeping.result()
+        for task in (keeping, caring):
+            if task.done():
+                task.result()  # it never ends by itself
         return lost.result() if lost.done() else ""
     finally:
         for part in (whole.claims, whole.watcher, whole.grants):

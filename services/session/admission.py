@@ -11,12 +11,24 @@ from services.session.core import Call, Fact, WriteState, fold, known, name_of
 from services.session.emitters import HARNESS, may_emit
 
 MAX_EVENTS = 100_000  # in one session
+RESERVED_EVENTS = 64  # on top, so that a full session can still be ended and archived
+MAX_SESSION_BYTES = 1024 * 1024 * 1024
 MAX_EVENT_BYTES = 1024 * 1024
 MAX_BATCH_EVENTS = 16
 MAX_BATCH_BYTES = 1024 * 1024
 
+_PUT_AWAY = frozenset({"session_archived", "session_restored"})
+_ENDINGS = _PUT_AWAY | {"session_ended"}
 
-def admit(state: WriteState, facts: Sequence[Fact], *, epoch: int = 0, expected_position: int | None = None) -> int:
+
+def admit(
+    state: WriteState,
+    facts: Sequence[Fact],
+    *,
+    epoch: int = 0,
+    expected_position: int | None = None,
+    max_bytes: int = MAX_SESSION_BYTES,
+) -> int:
     """Returns the position that the first of these events gets, all of which may be appended in one step.
 
     Raises what `EmitEvent` promises, and leaves the state as it is. That the first event's id may be in the log
@@ -26,7 +38,9 @@ def admit(state: WriteState, facts: Sequence[Fact], *, epoch: int = 0, expected_
     check_sizes(facts)
     if state.damaged:
         raise Refused("SESSION_DAMAGED", "the session's log is damaged: it can be read, and never written again")
-    if state.ended:
+    if state.archived and facts[0].kind not in ("session_restored", "session_forked"):
+        raise Refused("SESSION_ARCHIVED", "the session is archived; restore it to write to it")
+    if state.ended and facts[0].kind not in _PUT_AWAY:
         raise Refused("SESSION_ENDED", "the session has ended")
     if facts[0].emitter == HARNESS and facts[0].kind != "harness_woke" and (epoch != state.epoch or not epoch):
         raise Conflict("EPOCH_STALE", f"the session's epoch is {state.epoch}, not {epoch}", epoch=state.epoch)
@@ -36,14 +50,22 @@ def admit(state: WriteState, facts: Sequence[Fact], *, epoch: int = 0, expected_
             f"the log's last position is {state.head}, not {expected_position}",
             last_position=state.head,
         )
-    if state.head + len(facts) > MAX_EVENTS and facts[0].kind != "session_ended":
-        raise Full("SESSION_FULL", f"a session has at most {MAX_EVENTS} events", limit=MAX_EVENTS)
+    check_room(state, facts, max_bytes)
     draft = state if len(facts) == 1 else _draft_of(state)
     for fact in facts:
         _admit_one(draft, fact, facts, expected_position)
         if draft is not state:
             fold(draft, fact, 0)
     return state.head + 1
+
+
+def check_room(state: WriteState, facts: Sequence[Fact], max_bytes: int) -> None:
+    """Raises Full (`SESSION_FULL`) when the session has as many events or bytes as it may have."""
+    most = MAX_EVENTS + RESERVED_EVENTS if facts[0].kind in _ENDINGS else MAX_EVENTS
+    if state.head + len(facts) > most:
+        raise Full("SESSION_FULL", f"a session has at most {most} events", limit=most)
+    if state.size >= max_bytes and facts[0].kind not in _ENDINGS:
+        raise Full("SESSION_FULL", f"a session has at most {max_bytes} bytes", limit=max_bytes)
 
 
 def _draft_of(state: WriteState) -> WriteState:

@@ -72,6 +72,8 @@ class Blobs:
         state = await self._writer.current(session_id, tenant)
         if state.ended:
             raise Refused("SESSION_ENDED", "the session has ended")
+        if state.archived:
+            raise Refused("SESSION_ARCHIVED", "the session is archived; restore it to write to it")
         if self._uploads[session_id] >= MAX_UPLOADS:
             raise Full("FULL", f"at most {MAX_UPLOADS} uploads into a session at once", retry_after=1.0)
         self._uploads[session_id] += 1

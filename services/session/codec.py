@@ -200,4 +200,5 @@ def session(session_id: str, state: WriteState, config: SessionConfig) -> Sessio
         turns=state.turns,
         waiting_tool_use_ids=core.waiting(state),
         last_turn_end=TurnEndReason.ValueType(state.last_turn_end),
+        archived=state.archived,
     )

@@ -24,6 +24,18 @@ HARNESS_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _TOOL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
+def keep_identity(config: SessionConfig, old: SessionConfig) -> None:
+    """Sets in a new configuration what a session keeps for life. Raises Invalid for another agent."""
+    if config.HasField("agent") and config.agent != old.agent:
+        _refuse("agent", "cannot change: a session stays the run that it is")
+    config.tenant = old.tenant
+    config.ClearField("parent_session_id")
+    if old.HasField("parent_session_id"):
+        config.parent_session_id = old.parent_session_id
+    if old.HasField("agent"):
+        config.agent.CopyFrom(old.agent)
+
+
 def check(config: SessionConfig) -> None:
     """Checks a whole configuration."""
     if config.harness and not HARNESS_TYPE.fullmatch(config.harness):

@@ -191,6 +191,30 @@ async def registry_04_lists_by_prefix(store: Store) -> None:
     assert await store.registry.keys("sessions", "nobody.") == []
 
 
+async def registry_05_tells_what_has_changed(store: Store) -> None:
+    """Changes after a revision come in order, each key once and as it is now; after the newest there are none."""
+    keys = [ids.mint("key") for _ in range(1_200)]
+    for key in keys:
+        await store.registry.put("sessions", key, b"old")
+    await store.registry.put("sessions", keys[0], b"new")
+    seen, revision = await _changes(store, 0)
+    ours = [(key, value) for key, value in seen if key in frozenset(keys)]
+    assert ours == [*((key, b"old") for key in keys[1:]), (keys[0], b"new")]
+    assert await _changes(store, revision) == ([], revision)
+    await store.registry.put("sessions", keys[1], b"newer")
+    assert (await _changes(store, revision))[0] == [(keys[1], b"newer")]
+
+
+async def _changes(store: Store, revision: int) -> tuple[list[tuple[str, bytes]], int]:
+    found: list[tuple[str, bytes]] = []
+    whole = False
+    while not whole:
+        part, whole = await store.registry.changes("sessions", revision)
+        found += [(key, entry.value) for key, entry in part]
+        revision = part[-1][1].revision if part else revision
+    return found, revision
+
+
 async def queue_01_gives_each_session_once(store: Store) -> None:
     """A session is in the queue once, whether it waits or is taken; once done, it can be queued again."""
     harness, session = _harness(), ids.mint("sess")

@@ -97,6 +97,10 @@ class WriteState:
     digest: str = ""  # of the last stored batch, for the chain
     damaged: bool = False
     ended: bool = False
+    end: int = 0  # position of the event that ended it
+    archived: bool = False
+    forked: int = 0  # position of the event since which it is a session of its own
+    size: int = 0  # bytes of the stored batches
     epoch: int = 0
     create_time: int = 0  # nanoseconds since 1970
     update_time: int = 0
@@ -171,7 +175,14 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "turn_ended":
             _end_turn(state, fact)
         case "session_ended":
-            state.ended = True
+            state.ended, state.end = True, state.head
+        case "session_archived":
+            state.archived = True
+        case "session_restored":
+            state.archived = False
+        case "session_forked":
+            state.archived, state.epoch = False, 0  # no harness has this log yet
+            state.forked = state.head
         case kind if kind in _CALL_STEPS:
             state.calls[fact.tool_use_id] = _CALL_STEPS[kind]
 
@@ -229,4 +240,4 @@ def status(state: WriteState) -> Status:
 
 def needs_harness(state: WriteState) -> bool:
     """Says whether a harness has something to do: now, or at a retry's time."""
-    return status(state) in (Status.RUNNING, Status.RETRYING)
+    return not state.archived and status(state) in (Status.RUNNING, Status.RETRYING)

@@ -30,9 +30,12 @@ EMITTERS: dict[str, frozenset[str]] = {
     "config_changed": _BY_SESSION,
     "budget_reached": _BY_HARNESS,
     "session_ended": _BY_SESSION,
+    "session_archived": _BY_SESSION,
+    "session_restored": _BY_SESSION,
+    "session_deleted": _BY_SESSION,
     "sandbox_provisioned": _BY_HARNESS,
     "hand_attached": _BY_HARNESS,
-    "hand_detached": _BY_HARNESS,
+    "hand_detached": frozenset({HARNESS, SESSION}),  # a fork has no hand of the session that it was made from
     "hand_transferred": _BY_HARNESS,
     "credential_used": frozenset({VAULT_PROXY}),
     "child_started": _BY_HARNESS,

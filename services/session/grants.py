@@ -80,7 +80,13 @@ class Grants:
             state = await self._writer.current(kept["session_id"])
         except Gone:
             raise _invalid() from None
-        if state.ended or state.damaged or state.epoch != kept["epoch"] or self._now() >= kept["expires"]:
+        if (
+            state.ended
+            or state.archived
+            or state.damaged
+            or state.epoch != kept["epoch"]
+            or self._now() >= kept["expires"]
+        ):
             raise _invalid()
         config = await self._reader.config(kept["session_id"], state.config_position)
         return Granted(kept["session_id"], state.tenant, state.epoch, kept["expires"], config)

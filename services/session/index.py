@@ -1,7 +1,8 @@
-"""Which sessions there are, newest first. What they do is read from their logs.
+"""An entry for each session: what lists ask for, small, so that nobody reads 10,000 logs for a page.
 
-The ids of a tenant's sessions are keys in the registry; they sort by age. An entry holds what filters ask for that
-only a configuration changes; an entry whose log is missing is a session that was never quite made.
+Labels and harness type are written with the event that changes them. What a session does is written behind, at most
+`LAG_SECONDS` after it changed, by whoever appended the event. An entry never goes back: each half of it has the
+position of the log that it comes from. What a dying process has not written is found by `survey`.
 """
 
 from __future__ import annotations
@@ -9,112 +10,202 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
 
 from handmesh.session.v1.config_pb2 import SessionConfig
-from services.kit import ids
-from services.kit.errors import Gone, Invalid
+from services.kit.errors import Gone, Unavailable
+from services.kit.logs import Log as Journal
 from services.session.codec import DEFAULT_HARNESS
-from services.session.core import WriteState, status
-from services.session.log import Registry
+from services.session.core import Status, WriteState, status
+from services.session.log import Log, Registry
 from services.session.writer import Writer
 
 BUCKET = "sessions"
-DEFAULT_PAGE = 50
-MAX_PAGE = 1_000
-MAX_SCAN = 2_000  # sessions that one page looks at
-SLACK = 60 * 1_000_000_000  # nanoseconds between an entry and its session's first event
-AT_ONCE = 16  # logs that are read at once
+LAG_SECONDS = 1.0
+MAX_TRIES = 16  # swaps of one entry that lose against another replica
+MAX_SHOWN = 16_384  # sessions of which this process remembers what it wrote
+AT_ONCE = 16
+SURVEY_PAUSE_SECONDS = 0.1  # after every AT_ONCE sessions
+
+_journal = Journal("services.session.index")
 
 
 @dataclass(frozen=True)
-class Filter:
-    """Which sessions are asked for. Times are in nanoseconds; 0 means any."""
+class Row:
+    """An entry. Times are in nanoseconds. `position` is where the log was that the rest of it tells of; `config` the
+    position of the configuration that `harness` and `labels` are from."""
 
-    statuses: frozenset[int] = frozenset()
-    labels: Mapping[str, str] = field(default_factory=dict)
     harness: str = ""
-    created_after: int = 0
-    created_before: int = 0
+    labels: dict[str, str] = field(default_factory=dict)
+    created: int = 0
+    config: int = 0
+    status: int = int(Status.IDLE)
+    archived: bool = False
+    position: int = 0
+    updated: int = 0
+    size: int = 0
+    gone: bool = False
+    made: bool = True  # false while a fork or an import is at work on it
 
-    def fits(self, entry: Mapping[str, object]) -> bool:
-        """Says whether a session may be asked for, as far as its entry tells. Its log tells the exact time."""
-        created, labels = entry["created"], entry["labels"]
-        assert isinstance(created, int) and isinstance(labels, dict)
-        return (
-            (not self.harness or entry["harness"] == self.harness)
-            and all(labels.get(key) == value for key, value in self.labels.items())
-            and created >= self.created_after - SLACK
-            and (not self.created_before or created < self.created_before + SLACK)
-        )
+    def pack(self) -> bytes:
+        """Returns the registry's value."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
 
-    def fits_state(self, state: WriteState) -> bool:
-        """Says whether a session is asked for, as far as its log tells."""
-        return (
-            (not self.statuses or int(status(state)) in self.statuses)
-            and state.create_time >= self.created_after
-            and (not self.created_before or state.create_time < self.created_before)
-        )
+    @classmethod
+    def unpack(cls, value: bytes) -> Row:
+        """Reads the registry's value. What it does not have is as in an empty row."""
+        return cls(**json.loads(value))
+
+
+def merged(old: Row, new: Row) -> Row:
+    """Takes of two rows what is newer, half by half. Gone is gone."""
+    if old.gone:
+        return old
+    config = new if new.config >= old.config else old
+    does = new if new.position >= old.position else old
+    return replace(
+        does,
+        harness=config.harness,
+        labels=config.labels,
+        config=config.config,
+        created=new.created,
+        gone=new.gone,
+        made=old.made or new.made,
+    )
+
+
+def row_of(state: WriteState) -> Row:
+    """Makes the half of a row that a log's state tells."""
+    return Row(
+        created=state.create_time,
+        config=-1,
+        made=False,
+        status=int(status(state)),
+        archived=state.archived,
+        position=state.head,
+        updated=state.update_time,
+        size=state.size,
+    )
 
 
 class Index:
-    """Finds sessions."""
+    """Writes entries."""
 
-    def __init__(self, registry: Registry, writer: Writer) -> None:
+    def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._writer = writer
+        self._shown: OrderedDict[str, tuple[int, bool]] = OrderedDict()  # what was written last, or is about to be
+        self._behind: dict[str, Row] = {}  # by key
+        self._flushing: asyncio.Task[None] | None = None
 
-    async def put(self, session_id: str, config: SessionConfig, created: int) -> None:
-        """Writes a session's entry."""
-        entry = {
-            "harness": config.harness or DEFAULT_HARNESS,
-            "labels": dict(config.labels),
-            "created": created,
-        }
-        await self._registry.put(BUCKET, _prefix(config.tenant) + session_id, json.dumps(entry).encode())
+    async def put(self, session_id: str, config: SessionConfig, created: int, position: int = 1) -> None:
+        """Writes what a configuration says. `position` is that of the event that holds it."""
+        row = Row(config.harness or DEFAULT_HARNESS, dict(config.labels), created, position, position=0)
+        key = key_of(config.tenant, session_id)
+        if position > 1 or not await self._registry.swap(BUCKET, key, row.pack(), 0):
+            await self._write(key, row)
 
-    async def find(self, tenant: str, which: Filter, page_size: int, page_token: str) -> tuple[list[str], str]:
-        """Returns a page of sessions' ids, newest first, and where the next one starts."""
-        if page_size < 0:
-            raise Invalid("ARGUMENT_INVALID", f"page_size is negative: {page_size}", field="page_size")
-        if page_token and not ids.MINTED.fullmatch(page_token):
-            raise Invalid("ARGUMENT_INVALID", "page_token is not one of ours", field="page_token")
-        size = min(page_size or DEFAULT_PAGE, MAX_PAGE)
-        prefix = _prefix(tenant)
-        there = sorted((key.removeprefix(prefix) for key in await self._registry.keys(BUCKET, prefix)), reverse=True)
-        left = [session_id for session_id in there if not page_token or session_id < page_token]
-        found: list[str] = []
-        looked_at = 0
-        while looked_at < min(len(left), MAX_SCAN):
-            part = left[looked_at : looked_at + size]
-            for session_id in await self._fitting(prefix, part, which):
-                found.append(session_id)
-                if len(found) == size:
-                    return found, session_id if session_id != left[-1] else ""
-            looked_at += len(part)
-        return found, left[looked_at - 1] if looked_at < len(left) else ""
+    async def announce(self, session_id: str, tenant: str, now: int) -> None:
+        """Writes that a session is being made, which is not to be listed before it has its configuration (`put`)."""
+        row = Row(created=now, config=-1, updated=now, made=False)
+        await self._registry.swap(BUCKET, key_of(tenant, session_id), row.pack(), 0)
 
-    async def _fitting(self, prefix: str, session_ids: Sequence[str], which: Filter) -> list[str]:
-        entries = await self._registry.get_many(BUCKET, [prefix + session_id for session_id in session_ids])
-        asked = [each for each in session_ids if which.fits(json.loads(entries.get(prefix + each, _NOTHING)))]
-        few = asyncio.Semaphore(AT_ONCE)  # bounds how many logs are read at once
+    async def is_made(self, session_id: str, tenant: str) -> bool:
+        """Says whether a session that was announced has its configuration by now."""
+        entry = await self._registry.get(BUCKET, key_of(tenant, session_id))
+        return entry is not None and Row.unpack(entry.value).made
 
-        async def look(session_id: str) -> WriteState | None:
-            async with few:
-                try:
-                    return await self._writer.current(session_id)
-                except Gone:
-                    return None
+    async def bury(self, session_id: str, prefix: str) -> None:
+        """Marks a deleted session's entry, below its tenant's prefix. The janitor removes it with the log."""
+        key = prefix + session_id
+        self._behind.pop(key, None)
+        await self._write(key, Row(gone=True))
 
-        states = await asyncio.gather(*map(look, asked))
-        return [
-            each for each, state in zip(asked, states, strict=True) if state is not None and which.fits_state(state)
-        ]
+    def note(self, session_id: str, state: WriteState) -> None:
+        """Takes what a log says by now; it is written soon, if that changes the entry."""
+        shown = (int(status(state)), state.archived)
+        if self._shown.get(session_id) == shown:
+            return
+        self._shown[session_id] = shown
+        if len(self._shown) > MAX_SHOWN:
+            self._shown.popitem(last=False)
+        self._behind[key_of(state.tenant, session_id)] = row_of(state)
+        if self._flushing is None or self._flushing.done():
+            self._flushing = asyncio.create_task(self._flush_soon())
+
+    def behind(self) -> tuple[tuple[str, Row], ...]:
+        """Returns what this process knows and has not written yet, by key."""
+        return tuple(self._behind.items())
+
+    async def finish(self) -> None:
+        """Writes what is left to be written."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+            await asyncio.wait({self._flushing})
+        await self._flush()
+
+    async def _flush_soon(self) -> None:
+        while self._behind:
+            await asyncio.sleep(LAG_SECONDS)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        pending = tuple(self._behind.items())
+        for start in range(0, len(pending), AT_ONCE):
+            await asyncio.gather(*(self._try(*each) for each in pending[start : start + AT_ONCE]))
+
+    async def _try(self, key: str, row: Row) -> None:
+        try:
+            await self._write(key, row)
+        except Unavailable:
+            return  # it stays to be written
+        if self._behind.get(key) is row:
+            del self._behind[key]
+
+    async def _write(self, key: str, row: Row) -> None:
+        for _ in range(MAX_TRIES):
+            entry = await self._registry.get(BUCKET, key)
+            old = Row.unpack(entry.value) if entry else Row(config=-1)
+            new = merged(old, row)
+            if entry is not None and new == old:
+                return
+            if await self._registry.swap(BUCKET, key, new.pack(), entry.revision if entry else 0):
+                return
+        raise Unavailable("LOG_UNAVAILABLE", "too many others write the session's entry", retry_after=0.1)
 
 
-_NOTHING = json.dumps({"harness": "", "labels": {}, "created": 0}).encode()
+async def survey(index: Index, writer: Writer, log: Log, rows: Iterable[tuple[str, Row]]) -> int:
+    """Looks at all sessions, paced, and mends entries that are behind their logs. Returns how many were looked into.
+
+    Only a log that has gone on since its entry was written is looked into.
+    """
+    mended = 0
+    waiting = [(session_id, row.position) for session_id, row in rows]
+
+    async def look(session_id: str, position: int) -> bool:
+        try:
+            last = await log.head(session_id)
+            if last is None or last.last_position == position:
+                return False
+            index.note(session_id, await writer.current(session_id))
+        except (Gone, Unavailable):
+            return False
+        return True
+
+    for start in range(0, len(waiting), AT_ONCE):
+        part = waiting[start : start + AT_ONCE]
+        mended += sum(await asyncio.gather(*(look(*each) for each in part)))
+        await asyncio.sleep(SURVEY_PAUSE_SECONDS)
+    _journal.info("sessions surveyed", sessions=len(waiting), looked_into=mended)
+    return mended
 
 
-def _prefix(tenant: str) -> str:
+def key_of(tenant: str, session_id: str) -> str:
+    """Spells an entry's key: a tenant's entries begin alike."""
+    return prefix_of(tenant) + session_id
+
+
+def prefix_of(tenant: str) -> str:
+    """Spells what the keys of a tenant's entries begin with."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32] + "."

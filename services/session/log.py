@@ -105,6 +105,10 @@ class Registry(Protocol):
     async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> bool:
         """Writes a value if the key is still at this revision; 0 means that nothing is there. Says whether it did."""
 
+    async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
+        """Returns keys with what is there now, those that were written after a revision, in the order of their
+        revisions; and whether these are all. 0 means from the beginning. Some come whenever there are any."""
+
     async def keys(self, bucket: str, prefix: str) -> list[str]:
         """Lists the keys that begin with a prefix, which ends at a dot. In no order."""
 

@@ -77,7 +77,9 @@ class Reader:
         """Returns a page of a slice. Raises Gone (`EVENT_NOT_FOUND`) for an anchor that is not in the log."""
         ask.check(anchored=anchor is not None)
         last = await self._log.head(session_id)
-        head = last.last_position if last else 0
+        if last is None:
+            raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
+        head = last.last_position
         position = None if anchor is None else await self._locate(session_id, anchor, head)
         span = resolve(ask, head, position)
         events, left = await self._fill(session_id, span, ask)

@@ -18,12 +18,16 @@ from services.session import codec
 from services.session.blobs import Blobs
 from services.session.claims import Claims
 from services.session.grants import CACHE_SECONDS, Grants
-from services.session.index import Filter
+from services.session.lifecycle import Lifecycle
+from services.session.lifecycle_fork import Forks
+from services.session.lifecycle_import import Imports
+from services.session.listing import Filter, Listing
 from services.session.memories import Memories
 from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
 from services.session.sessions import Sessions
 from services.session.slices import Ask
+from services.session.upkeep import Upkeep
 from services.session.watcher import Watcher
 
 GRANT_KEY = "x-handmesh-grant"
@@ -36,6 +40,11 @@ class Parts:
     """What the servicer translates to."""
 
     sessions: Sessions
+    lifecycle: Lifecycle
+    forks: Forks
+    imports: Imports
+    listing: Listing
+    upkeep: Upkeep
     reader: Reader
     watcher: Watcher
     previews: Previews
@@ -64,9 +73,10 @@ class SessionServicer(SessionServiceServicer):
             harness=request.harness,
             created_after=codec.nanoseconds(request.created_after),
             created_before=codec.nanoseconds(request.created_before),
+            archived=request.include_archived,
         )
         tenant = caller().tenant or ""
-        sessions, token = await self._parts.sessions.find(tenant, which, request.page_size, request.page_token)
+        sessions, token = await self._parts.listing.page(tenant, which, request.page_size, request.page_token)
         return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
 
     async def UpdateSession(self, request: pb.UpdateSessionRequest, context: Context) -> pb.UpdateSessionResponse:
@@ -77,6 +87,23 @@ class SessionServicer(SessionServiceServicer):
     async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
         session = await self._parts.sessions.end(request.session_id, request.reason, caller().tenant)
         return pb.EndSessionResponse(session=session)
+
+    async def ArchiveSession(self, request: pb.ArchiveSessionRequest, context: Context) -> pb.ArchiveSessionResponse:
+        session = await self._parts.lifecycle.archive(request.session_id, request.restore, caller().tenant)
+        return pb.ArchiveSessionResponse(session=session)
+
+    async def DeleteSession(self, request: pb.DeleteSessionRequest, context: Context) -> pb.DeleteSessionResponse:
+        await self._parts.lifecycle.delete(request.session_id, caller().tenant)
+        return pb.DeleteSessionResponse()
+
+    async def ForkSession(self, request: pb.ForkSessionRequest, context: Context) -> pb.ForkSessionResponse:
+        return pb.ForkSessionResponse(session=await self._parts.forks.fork(request, caller().tenant))
+
+    async def ImportSession(
+        self, request_iterator: AsyncIterator[pb.ImportSessionRequest], context: Context
+    ) -> pb.ImportSessionResponse:
+        session = await self._parts.imports.take(request_iterator, caller().tenant or "")
+        return pb.ImportSessionResponse(session=session)
 
     async def EmitEvent(self, request: pb.EmitEventRequest, context: Context) -> pb.EmitEventResponse:
         expected = request.expected_position if request.HasField("expected_position") else None

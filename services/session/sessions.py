@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from handmesh.session.v1.config_pb2 import SessionConfig
 from handmesh.session.v1.event_pb2 import ConfigChanged, Event, SessionEnded, SessionStarted
 from handmesh.session.v1.session_pb2 import CreateSessionRequest, Session
 from services.kit import ids
-from services.kit.errors import Conflict, Exists, Gone, Invalid, Refused
+from services.kit.errors import Conflict, Gone, Invalid, Refused
 from services.kit.identity import Caller
 from services.session import codec, configs
 from services.session.admission import MAX_BATCH_EVENTS, check_emitters
@@ -25,13 +24,12 @@ from services.session.claims import Claims
 from services.session.core import Fact, WriteState
 from services.session.emitters import CLIENT, HARNESS, SESSION
 from services.session.grants import Grants
-from services.session.index import Filter, Index
+from services.session.index import Index
 from services.session.log import Registry
 from services.session.reader import Reader
-from services.session.slices import Cut
+from services.session.requests import Requests
 from services.session.writer import Appended, Draft, Writer
 
-REQUESTS = "requests"  # the bucket that says which session a request id made
 MAX_REASON = 1_024  # characters
 
 T = TypeVar("T")
@@ -60,7 +58,7 @@ class Sessions:
     ) -> None:
         self._writer = writer
         self._reader = reader
-        self._registry = registry
+        self._requests = Requests(registry)
         self._index = index
         self._claims = claims
         self._grants = grants
@@ -76,24 +74,12 @@ class Sessions:
         check_emitters(facts)
         await self._own(caller, request.config)
         configs.check(request.config)
-        return await self._carry(self._create(request, facts, hashlib.sha256(asked).hexdigest()))
+        return await self.carry(self._create(request, facts, hashlib.sha256(asked).hexdigest()))
 
     async def get(self, session_id: str, tenant: str | None) -> Session:
         """Returns what the log says of a session."""
         state = await self._writer.current(session_id, tenant)
         return codec.session(session_id, state, await self._reader.config(session_id, state.config_position))
-
-    async def find(self, tenant: str, which: Filter, page_size: int, page_token: str) -> tuple[Sequence[Session], str]:
-        """Returns a page of sessions, newest first, and where the next one starts (see `ListSessions`)."""
-        found, token = await self._index.find(tenant, which, page_size, page_token)
-        sessions: list[Session] = []
-        cut = Cut(len(found))
-        for session_id in found:
-            session = await self.get(session_id, tenant)
-            if not cut.takes(session.ByteSize()):
-                return sessions, sessions[-1].session_id
-            sessions.append(session)
-        return sessions, token
 
     async def emit(
         self, caller: Caller, session_id: str, events: Sequence[Event], expected_position: int | None, epoch: int
@@ -107,7 +93,7 @@ class Sessions:
             raise Invalid("ARGUMENT_INVALID", f"a batch has at most {MAX_BATCH_EVENTS} events", field="events")
         facts = [codec.fact_of(event, caller.kind) for event in events]
         epoch = epoch if caller.kind == HARNESS else 0
-        return await self._carry(
+        return await self.carry(
             self._emit(session_id, Draft(events, facts, epoch, expected_position, caller.tenant), caller.kind)
         )
 
@@ -117,17 +103,10 @@ class Sessions:
         """Changes a session's configuration (see `UpdateSession`)."""
         state = await self._writer.current(session_id, tenant)
         old = await self._reader.config(session_id, state.config_position)
-        if config.HasField("agent") and config.agent != old.agent:
-            raise Invalid("CONFIG_INVALID", "a session stays the run of the agent that it is", field="agent")
-        config.tenant = old.tenant
-        config.ClearField("parent_session_id")
-        if old.HasField("parent_session_id"):
-            config.parent_session_id = old.parent_session_id
-        if old.HasField("agent"):
-            config.agent.CopyFrom(old.agent)
+        configs.keep_identity(config, old)
         configs.check(config)
         event = Event(config_changed=ConfigChanged(config=config))
-        await self._carry(self._change(session_id, event, expected_position, tenant))
+        await self.carry(self._change(session_id, event, expected_position, tenant))
         return await self.get(session_id, tenant)
 
     async def end(self, session_id: str, reason: str, tenant: str | None) -> Session:
@@ -135,12 +114,13 @@ class Sessions:
         if len(reason) > MAX_REASON:
             raise Invalid("ARGUMENT_INVALID", f"reason has at most {MAX_REASON} characters", field="reason")
         event = Event(session_ended=SessionEnded(reason=reason))
-        await self._carry(self._end(session_id, event, tenant))
+        await self.carry(self._end(session_id, event, tenant))
         return await self.get(session_id, tenant)
 
     # --- carried through ---
 
-    async def _carry(self, work: Coroutine[Any, Any, T]) -> T:
+    async def carry(self, work: Coroutine[Any, Any, T]) -> T:
+        """Does a piece of work to its end, even when whoever waits for it goes away."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._carried)
@@ -155,32 +135,19 @@ class Sessions:
         """Waits for what was begun."""
         if self._running:
             await asyncio.wait(self._running)
+        await self._index.finish()
 
     async def _create(self, request: CreateSessionRequest, facts: list[Fact], digest: str) -> Session:
         config = request.config
         now = self._now()
-        session_id = await self._claim_request(config.tenant, request.request_id, digest, now)
+        session_id = (await self._requests.claim(config.tenant, request.request_id, digest)).session_id
         started = Event(event_id="session_started", session_started=SessionStarted(config=config))
         draft = Draft([started, *request.initial_events], [codec.fact_of(started, SESSION), *facts])
         await self._index.put(session_id, config, now)
         appended = await self._writer.append(session_id, draft)
+        self._index.note(session_id, appended.state)
         await self._claims.want(session_id, appended.state)
         return await self.get(session_id, config.tenant)
-
-    async def _claim_request(self, tenant: str, request_id: str, digest: str, now: int) -> str:
-        """Says which session a request makes, the same for the same request whenever it comes again."""
-        session_id = ids.mint("sess")
-        if not request_id:
-            return session_id
-        key = hashlib.sha256(f"{tenant}\0{request_id}".encode()).hexdigest()
-        kept = json.dumps({"session_id": session_id, "digest": digest}).encode()
-        if await self._registry.swap(REQUESTS, key, kept, 0):
-            return session_id
-        entry = await self._registry.get(REQUESTS, key)
-        there = json.loads(entry.value) if entry else {}
-        if there.get("digest") != digest:
-            raise Exists("REQUEST_ID_REUSED", "the request id was used for another session", request_id=request_id)
-        return str(there["session_id"])
 
     async def _own(self, caller: Caller, config: SessionConfig) -> None:
         """Sets what the server sets: a client's tenant, or for a harness that of the session which asks."""
@@ -197,6 +164,7 @@ class Sessions:
 
     async def _emit(self, session_id: str, draft: Draft, emitter: str) -> Emitted:
         appended = await self._writer.append(session_id, draft)
+        self._index.note(session_id, appended.state)
         if draft.facts[0].kind == "harness_woke":
             return Emitted(appended, await self._grant(session_id, appended))
         if emitter != HARNESS:
@@ -217,14 +185,15 @@ class Sessions:
     ) -> WriteState:
         draft = Draft([event], [codec.fact_of(event, SESSION)], 0, expected_position, tenant)
         state = (await self._writer.append(session_id, draft)).state
-        await self._index.put(session_id, event.config_changed.config, state.create_time)
+        await self._index.put(session_id, event.config_changed.config, state.create_time, event.position)
+        self._index.note(session_id, state)
         await self._claims.want(session_id, state)
         return state
 
     async def _end(self, session_id: str, event: Event, tenant: str | None) -> None:
         draft = Draft([event], [codec.fact_of(event, SESSION)], tenant=tenant)
         try:
-            await self._writer.append(session_id, draft)
+            self._index.note(session_id, (await self._writer.append(session_id, draft)).state)
         except Refused as refused:
             if refused.reason != "SESSION_ENDED":
                 raise

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import Mesh, existing, flag, one_of, setting, url, whole
+from services.kit.settings import Mesh, existing, flag, one_of, setting, tuning, url, whole
+from services.session.admission import MAX_SESSION_BYTES
+from services.session.blobs_core import MAX_BLOB_BYTES, QUOTA_BYTES
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,13 @@ class Settings(Mesh):
     throwaway: bool = setting(
         "HANDMESH_THROWAWAY", flag, False, "1 runs on a NATS that does not sync: a power cut loses logs."
     )
-    blob_quota_bytes: int = setting(
-        "HANDMESH_BLOB_QUOTA_BYTES", whole, 1024 * 1024 * 1024, "Most bytes of blobs that one session keeps."
+    session_bytes: int = tuning(
+        "HANDMESH_SESSION_BYTES", whole, MAX_SESSION_BYTES, "Most bytes of events that one session has."
     )
-    max_blob_bytes: int = setting("HANDMESH_MAX_BLOB_BYTES", whole, 256 * 1024 * 1024, "Most bytes of one blob.")
+    retention_file: Path | None = tuning(
+        "HANDMESH_RETENTION_FILE", existing, None, "JSON: how long sessions are kept, by label. None means for ever."
+    )
+    blob_quota_bytes: int = tuning(
+        "HANDMESH_BLOB_QUOTA_BYTES", whole, QUOTA_BYTES, "Most bytes of blobs that one session keeps."
+    )
+    max_blob_bytes: int = tuning("HANDMESH_MAX_BLOB_BYTES", whole, MAX_BLOB_BYTES, "Most bytes of one blob.")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2 import Preview, WatchEventsResponse
-from services.kit.errors import Full, OutOfRange, Refused, Unavailable
+from services.kit.errors import Full, Gone, OutOfRange, Refused, Unavailable
 from services.session import codec
 from services.session.log import Log, Stop, StoredBatch, Wire
 from services.session.slices import MAX_PAGE, PAGE_BYTES
@@ -151,6 +151,8 @@ class Watcher:
                 asked = asyncio.get_running_loop().time()
                 yield seen or Seen((), (), watch.last)
                 told = True
+                if seen and seen.events and seen.events[-1].HasField("session_deleted"):
+                    raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
                 if watch.overflowed and asyncio.get_running_loop().time() - asked > self._slow_seconds:
                     raise Full("READER_SLOW", "read faster, or resume later", next_position=watch.next)
                 watch.overflowed = False

@@ -15,7 +15,7 @@ from handmesh.session.v1.event_pb2 import Event
 from services.kit.errors import Gone, Invalid, Refused, ServiceError, Unavailable
 from services.kit.logs import Log as Journal
 from services.session import codec
-from services.session.admission import admit, check_emitters
+from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters
 from services.session.core import Fact, WriteState, fold, known
 from services.session.log import Log, StoredBatch, TakenError, Wire
 
@@ -65,8 +65,11 @@ class _Kept:
 class Writer:
     """Appends events to sessions, and knows what their logs say."""
 
-    def __init__(self, log: Log, wire: Wire, now: Callable[[], int]) -> None:
+    def __init__(
+        self, log: Log, wire: Wire, now: Callable[[], int], max_session_bytes: int = MAX_SESSION_BYTES
+    ) -> None:
         self._log = log
+        self._max_session_bytes = max_session_bytes
         self._wire = wire
         self._now = now
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -112,7 +115,13 @@ class Writer:
                 return found
             try:
                 _check_existence(session_id, kept.state, draft)
-                admit(kept.state, draft.facts, epoch=draft.epoch, expected_position=draft.expected_position)
+                admit(
+                    kept.state,
+                    draft.facts,
+                    epoch=draft.epoch,
+                    expected_position=draft.expected_position,
+                    max_bytes=self._max_session_bytes,
+                )
             except ServiceError:
                 if fresh:
                     raise
@@ -152,6 +161,7 @@ class Writer:
         for fact in draft.facts:
             fold(state, fact, time)
         state.digest = batch.digest
+        state.size += len(data)
         self._weigh(session_id, kept, names)
         await self._wire.send(NOTE, session_id, codec.note(batch))
         return Appended(first, time, False, state)
@@ -222,4 +232,5 @@ def _fold_batch(state: WriteState, batch: StoredBatch) -> None:
         return
     for event in events:
         fold(state, codec.stored_fact(event), codec.nanoseconds(event.emit_time))
+    state.size += len(batch.data)
     state.digest = batch.digest

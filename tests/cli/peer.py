@@ -38,6 +38,7 @@ class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServ
         self.break_after: list[int] = []  # so many items, and a watch is broken; one entry for each break
         self.on_watch: Callable[[], Any] = lambda: None
         self.woken: list[str] = []
+        self.archived: set[str] = set()
         self.watches = 0
         self.forgetful = False  # sends the whole log again, whatever position a watcher asks for
         self.changed = threading.Condition()
@@ -139,6 +140,33 @@ class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServ
         session_id = self._known(request.session_id, context)
         self.append(session_id, "session", session_ended=event_pb2.SessionEnded(reason=request.reason))
         return session_pb2.EndSessionResponse(session=self._session(session_id))
+
+    def ArchiveSession(self, request, context):
+        session_id = self._known(request.session_id, context)
+        (self.archived.discard if request.restore else self.archived.add)(session_id)
+        return session_pb2.ArchiveSessionResponse(session=self._session(session_id))
+
+    def DeleteSession(self, request, context):
+        del self.items[self._known(request.session_id, context)]
+        return session_pb2.DeleteSessionResponse()
+
+    def ForkSession(self, request, context):
+        log = self.events(self._known(request.session_id, context))
+        return session_pb2.ForkSessionResponse(session=self._made(log[: request.position or len(log)], request))
+
+    def ImportSession(self, request_iterator, context):
+        self._known("", context)
+        requests = list(request_iterator)
+        events = [event for request in requests for event in request.events]
+        return session_pb2.ImportSessionResponse(session=self._made(events, requests[0]))
+
+    def _made(self, events, request):
+        session_id = self.requests.get(request.request_id)
+        if session_id is None:
+            session_id = self.requests[request.request_id] = f"sess_{len(self.requests) + 1:026d}"
+            self.items[session_id] = list(events)
+            self.configs[session_id] = getattr(request, "config", None)
+        return self._session(session_id)
 
     def GetEvents(self, request, context):
         log = self.events(self._known(request.session_id, context))

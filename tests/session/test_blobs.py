@@ -323,6 +323,35 @@ async def test_a_copy_of_a_session_finds_its_blobs_under_the_same_names(service:
     assert len(await _live(service, target)) == 2
 
 
+async def test_a_fork_has_the_blobs_of_its_events(service: Service) -> None:
+    """What the shared events refer to can be read in the new session, under the same names."""
+    source = await service.create()
+    blob = await upload(service.client, source, b"shared")
+    answer = await service.client.ForkSession(pb.ForkSessionRequest(session_id=source))
+    assert await download(service.client, answer.session.session_id, blob.blob_id) == b"shared"
+
+
+async def test_an_archived_session_takes_no_blobs(service: Service) -> None:
+    """Until it is restored; what is there can be read all the time."""
+    session = await service.create()
+    blob = await upload(service.client, session, b"x")
+    await service.client.ArchiveSession(pb.ArchiveSessionRequest(session_id=session))
+    assert (await refusal(service.client.UploadBlob(requests(session, b"y")))).reason == "SESSION_ARCHIVED"
+    assert await download(service.client, session, blob.blob_id) == b"x"
+    await service.client.ArchiveSession(pb.ArchiveSessionRequest(session_id=session, restore=True))
+    await upload(service.client, session, b"y")
+
+
+async def test_a_deleted_session_has_no_blobs(service: Service) -> None:
+    """Neither is read any more, nor taken."""
+    session = await service.create()
+    blob = await upload(service.client, session, b"x")
+    await service.client.DeleteSession(pb.DeleteSessionRequest(session_id=session))
+    assert (await refusal(service.client.UploadBlob(requests(session, b"y")))).reason == "SESSION_NOT_FOUND"
+    request = pb.DownloadBlobRequest(session_id=session, blob_id=blob.blob_id)
+    assert (await refusal(service.client.DownloadBlob(request))).reason == "SESSION_NOT_FOUND"
+
+
 @pytest.mark.nats
 async def test_a_service_that_dies_in_an_upload_leaves_nothing_half(run: Run) -> None:
     """After a restart the session has no blob, what is left has no name and is swept, and the upload works again."""

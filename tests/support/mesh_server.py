@@ -67,13 +67,13 @@ class _UploadWithKey(grpc.aio.StreamUnaryClientInterceptor):
 
 @asynccontextmanager
 async def served(
-    data: Path, identity: str, add: Callable[[grpc.aio.Server], None], *names: str
+    data: Path, identity: str, add: Callable[[grpc.aio.Server], None], *names: str, **limits: int
 ) -> AsyncIterator[Served]:
     """Serves what `add` adds, as the service `identity`, on free loopback ports."""
     ensure_certificates(data / "tls", SERVICES, datetime.datetime.now(datetime.UTC))
     key_file = ensure_api_key(data)
     keys = data / "api_keys.json"
-    mesh = settings.Mesh("127.0.0.1:0", "127.0.0.1:0", data / "tls" / identity, keys, "info")
+    mesh = settings.Mesh("127.0.0.1:0", "127.0.0.1:0", data / "tls" / identity, keys, "info", **limits)
     server = Server(mesh)
     add(server.grpc)
     await server.start(*names)

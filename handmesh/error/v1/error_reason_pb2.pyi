@@ -59,8 +59,8 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     writable.
     """
     ERROR_REASON_SESSION_FULL: _ErrorReason.ValueType  # 13
-    """`RESOURCE_EXHAUSTED`. The session has as many events as it may have.
-    Metadata: `limit`.
+    """`RESOURCE_EXHAUSTED`. The session has as many events or bytes as it may
+    have. Metadata: `limit`.
     """
     ERROR_REASON_CONFIG_INVALID: _ErrorReason.ValueType  # 14
     """`INVALID_ARGUMENT`. A session's configuration is wrong. Metadata: `field`."""
@@ -265,8 +265,8 @@ ERROR_REASON_SESSION_DAMAGED: ErrorReason.ValueType  # 12
 writable.
 """
 ERROR_REASON_SESSION_FULL: ErrorReason.ValueType  # 13
-"""`RESOURCE_EXHAUSTED`. The session has as many events as it may have.
-Metadata: `limit`.
+"""`RESOURCE_EXHAUSTED`. The session has as many events or bytes as it may
+have. Metadata: `limit`.
 """
 ERROR_REASON_CONFIG_INVALID: ErrorReason.ValueType  # 14
 """`INVALID_ARGUMENT`. A session's configuration is wrong. Metadata: `field`."""

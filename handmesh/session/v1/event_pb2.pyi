@@ -95,6 +95,9 @@ class Event(message.Message):
     CONFIG_CHANGED_FIELD_NUMBER: builtins.int
     BUDGET_REACHED_FIELD_NUMBER: builtins.int
     SESSION_ENDED_FIELD_NUMBER: builtins.int
+    SESSION_ARCHIVED_FIELD_NUMBER: builtins.int
+    SESSION_RESTORED_FIELD_NUMBER: builtins.int
+    SESSION_DELETED_FIELD_NUMBER: builtins.int
     SANDBOX_PROVISIONED_FIELD_NUMBER: builtins.int
     HAND_ATTACHED_FIELD_NUMBER: builtins.int
     HAND_DETACHED_FIELD_NUMBER: builtins.int
@@ -206,6 +209,18 @@ class Event(message.Message):
         """The session ended for good."""
 
     @builtins.property
+    def session_archived(self) -> SessionArchived:
+        """The session became read-only."""
+
+    @builtins.property
+    def session_restored(self) -> SessionRestored:
+        """The session became writable again."""
+
+    @builtins.property
+    def session_deleted(self) -> SessionDeleted:
+        """The session was deleted."""
+
+    @builtins.property
     def sandbox_provisioned(self) -> SandboxProvisioned:
         """A sandbox was made for a hand."""
 
@@ -270,6 +285,9 @@ class Event(message.Message):
         config_changed: ConfigChanged | None = ...,
         budget_reached: BudgetReached | None = ...,
         session_ended: SessionEnded | None = ...,
+        session_archived: SessionArchived | None = ...,
+        session_restored: SessionRestored | None = ...,
+        session_deleted: SessionDeleted | None = ...,
         sandbox_provisioned: SandboxProvisioned | None = ...,
         hand_attached: HandAttached | None = ...,
         hand_detached: HandDetached | None = ...,
@@ -280,11 +298,11 @@ class Event(message.Message):
         session_forked: SessionForked | None = ...,
         custom: Custom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -891,7 +909,9 @@ class BudgetReached(message.Message):
 
 @typing.final
 class SessionEnded(message.Message):
-    """The session ended for good: nothing is appended after it."""
+    """The session ended for good: nothing is appended after it, but that it was
+    archived, restored or deleted.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -906,6 +926,56 @@ class SessionEnded(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SessionArchived(message.Message):
+    """The session became read-only: nothing but `SessionRestored` or
+    `SessionDeleted` follows.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SessionRestored(message.Message):
+    """The session became writable again."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SessionDeleted(message.Message):
+    """The session was deleted: the last event of any log, there until the log is
+    purged, so that nobody appends to it. Only who watches at that moment sees
+    it.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

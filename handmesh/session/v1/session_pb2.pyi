@@ -332,7 +332,9 @@ class ListSessionsResponse(message.Message):
     """Where the next page starts. Empty when there is none."""
     @builtins.property
     def sessions(self) -> containers.RepeatedCompositeFieldContainer[Session]:
-        """The sessions, newest first."""
+        """The sessions, newest first. Fewer than asked for when they are big; only
+        an empty `next_page_token` means that there are no more.
+        """
 
     def __init__(
         self,
@@ -542,7 +544,9 @@ class ForkSessionRequest(message.Message):
     session_id: builtins.str
     """The session whose log it is."""
     position: builtins.int
-    """Position of the last event that both share. 0 means the log's last."""
+    """Position of the last event that both share. 0 means the log's last, or
+    the last before the session's end.
+    """
     request_id: builtins.str
     """Makes the call idempotent."""
     @builtins.property

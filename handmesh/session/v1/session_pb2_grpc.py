@@ -190,7 +190,9 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSessions(self, request, context):
-        """Lists sessions, newest first.
+        """Lists sessions, newest first. What is returned fits the filters when it is
+        returned; a session whose status has just become one of `statuses` can be
+        missing for some seconds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,14 +218,18 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ArchiveSession(self, request, context):
-        """Makes a session read-only, or writable again. Idempotent.
+        """Makes a session read-only, or writable again: appends `SessionArchived`
+        and revokes its grants, or `SessionRestored`. Idempotent.
+
+        * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSession(self, request, context):
-        """Deletes a session: its events and blobs. A tombstone stays, so that its id
+        """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
+        events and blobs are purged soon after. A tombstone stays, so that its id
         is never used again. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -232,19 +238,30 @@ class SessionServiceServicer:
 
     def ForkSession(self, request, context):
         """Makes a new session whose log begins with another one's, up to a position.
-        Idempotent by `request_id`.
+        The original stays as it is. The new log has the same events at the same
+        positions, then `SessionForked`, and `ConfigChanged` if there is a new
+        configuration. No epoch of the original's holds in it. Idempotent by
+        `request_id`.
 
         * `OUT_OF_RANGE`: the log has no such position (`POSITION_OUT_OF_RANGE`).
+        * `FAILED_PRECONDITION`: the position is not before the session's end
+        (`SESSION_ENDED`), or the log is damaged (`SESSION_DAMAGED`).
+        * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
+        * `ALREADY_EXISTS`: `REQUEST_ID_REUSED`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ImportSession(self, request_iterator, context):
-        """Makes a session from events that were exported, with their positions.
-        Idempotent by `request_id` of the first message.
+        """Makes a session from events that were exported, with their positions,
+        times and emitters; only the tenant becomes the caller's. Idempotent by
+        `request_id` of the first message.
 
-        * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`).
+        * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
+        `position`: the first event that cannot be right).
+        * `ALREADY_EXISTS`: the request id came with other events
+        (`REQUEST_ID_REUSED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -279,8 +296,8 @@ class SessionServiceServicer:
         (`TOOL_CALL_SETTLED`), an answer to a call that is not open
         (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
         (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
-        * `RESOURCE_EXHAUSTED`: the session has as many events as it may have
-        (`SESSION_FULL`).
+        * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
+        have (`SESSION_FULL`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

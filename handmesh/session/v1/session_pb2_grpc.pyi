@@ -57,7 +57,10 @@ class SessionServiceStub:
     GetSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.GetSessionRequest, _session_pb2.GetSessionResponse]
     """getSession(id). Returns what the log says of the session as a whole."""
     ListSessions: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListSessionsRequest, _session_pb2.ListSessionsResponse]
-    """Lists sessions, newest first."""
+    """Lists sessions, newest first. What is returned fits the filters when it is
+    returned; a session whose status has just become one of `statuses` can be
+    missing for some seconds.
+    """
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.UpdateSessionResponse]
     """Changes a session's configuration: appends `ConfigChanged`, which holds
     from the next turn on.
@@ -70,22 +73,38 @@ class SessionServiceStub:
     Idempotent.
     """
     ArchiveSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.ArchiveSessionRequest, _session_pb2.ArchiveSessionResponse]
-    """Makes a session read-only, or writable again. Idempotent."""
+    """Makes a session read-only, or writable again: appends `SessionArchived`
+    and revokes its grants, or `SessionRestored`. Idempotent.
+
+    * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
+    """
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]
-    """Deletes a session: its events and blobs. A tombstone stays, so that its id
+    """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
+    events and blobs are purged soon after. A tombstone stays, so that its id
     is never used again. Idempotent.
     """
     ForkSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.ForkSessionRequest, _session_pb2.ForkSessionResponse]
     """Makes a new session whose log begins with another one's, up to a position.
-    Idempotent by `request_id`.
+    The original stays as it is. The new log has the same events at the same
+    positions, then `SessionForked`, and `ConfigChanged` if there is a new
+    configuration. No epoch of the original's holds in it. Idempotent by
+    `request_id`.
 
     * `OUT_OF_RANGE`: the log has no such position (`POSITION_OUT_OF_RANGE`).
+    * `FAILED_PRECONDITION`: the position is not before the session's end
+      (`SESSION_ENDED`), or the log is damaged (`SESSION_DAMAGED`).
+    * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
+    * `ALREADY_EXISTS`: `REQUEST_ID_REUSED`.
     """
     ImportSession: _grpc.StreamUnaryMultiCallable[_session_pb2.ImportSessionRequest, _session_pb2.ImportSessionResponse]
-    """Makes a session from events that were exported, with their positions.
-    Idempotent by `request_id` of the first message.
+    """Makes a session from events that were exported, with their positions,
+    times and emitters; only the tenant becomes the caller's. Idempotent by
+    `request_id` of the first message.
 
-    * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`).
+    * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
+      `position`: the first event that cannot be right).
+    * `ALREADY_EXISTS`: the request id came with other events
+      (`REQUEST_ID_REUSED`).
     """
     VerifySession: _grpc.UnaryUnaryMultiCallable[_session_pb2.VerifySessionRequest, _session_pb2.VerifySessionResponse]
     """Checks a session's log: positions, chain, high-water mark, legal order."""
@@ -111,8 +130,8 @@ class SessionServiceStub:
       (`TOOL_CALL_SETTLED`), an answer to a call that is not open
       (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
       (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
-    * `RESOURCE_EXHAUSTED`: the session has as many events as it may have
-      (`SESSION_FULL`).
+    * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
+      have (`SESSION_FULL`).
     """
     EmitEvents: _grpc.UnaryUnaryMultiCallable[_session_pb2.EmitEventsRequest, _session_pb2.EmitEventsResponse]
     """Appends up to 16 events and 1 MiB in one step: all of them or none. Errors
@@ -207,7 +226,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     GetSession: _aio.UnaryUnaryMultiCallable[_session_pb2.GetSessionRequest, _session_pb2.GetSessionResponse]  # type: ignore[assignment]
     """getSession(id). Returns what the log says of the session as a whole."""
     ListSessions: _aio.UnaryUnaryMultiCallable[_session_pb2.ListSessionsRequest, _session_pb2.ListSessionsResponse]  # type: ignore[assignment]
-    """Lists sessions, newest first."""
+    """Lists sessions, newest first. What is returned fits the filters when it is
+    returned; a session whose status has just become one of `statuses` can be
+    missing for some seconds.
+    """
     UpdateSession: _aio.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.UpdateSessionResponse]  # type: ignore[assignment]
     """Changes a session's configuration: appends `ConfigChanged`, which holds
     from the next turn on.
@@ -220,22 +242,38 @@ class SessionServiceAsyncStub(SessionServiceStub):
     Idempotent.
     """
     ArchiveSession: _aio.UnaryUnaryMultiCallable[_session_pb2.ArchiveSessionRequest, _session_pb2.ArchiveSessionResponse]  # type: ignore[assignment]
-    """Makes a session read-only, or writable again. Idempotent."""
+    """Makes a session read-only, or writable again: appends `SessionArchived`
+    and revokes its grants, or `SessionRestored`. Idempotent.
+
+    * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
+    """
     DeleteSession: _aio.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]  # type: ignore[assignment]
-    """Deletes a session: its events and blobs. A tombstone stays, so that its id
+    """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
+    events and blobs are purged soon after. A tombstone stays, so that its id
     is never used again. Idempotent.
     """
     ForkSession: _aio.UnaryUnaryMultiCallable[_session_pb2.ForkSessionRequest, _session_pb2.ForkSessionResponse]  # type: ignore[assignment]
     """Makes a new session whose log begins with another one's, up to a position.
-    Idempotent by `request_id`.
+    The original stays as it is. The new log has the same events at the same
+    positions, then `SessionForked`, and `ConfigChanged` if there is a new
+    configuration. No epoch of the original's holds in it. Idempotent by
+    `request_id`.
 
     * `OUT_OF_RANGE`: the log has no such position (`POSITION_OUT_OF_RANGE`).
+    * `FAILED_PRECONDITION`: the position is not before the session's end
+      (`SESSION_ENDED`), or the log is damaged (`SESSION_DAMAGED`).
+    * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
+    * `ALREADY_EXISTS`: `REQUEST_ID_REUSED`.
     """
     ImportSession: _aio.StreamUnaryMultiCallable[_session_pb2.ImportSessionRequest, _session_pb2.ImportSessionResponse]  # type: ignore[assignment]
-    """Makes a session from events that were exported, with their positions.
-    Idempotent by `request_id` of the first message.
+    """Makes a session from events that were exported, with their positions,
+    times and emitters; only the tenant becomes the caller's. Idempotent by
+    `request_id` of the first message.
 
-    * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`).
+    * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
+      `position`: the first event that cannot be right).
+    * `ALREADY_EXISTS`: the request id came with other events
+      (`REQUEST_ID_REUSED`).
     """
     VerifySession: _aio.UnaryUnaryMultiCallable[_session_pb2.VerifySessionRequest, _session_pb2.VerifySessionResponse]  # type: ignore[assignment]
     """Checks a session's log: positions, chain, high-water mark, legal order."""
@@ -261,8 +299,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
       (`TOOL_CALL_SETTLED`), an answer to a call that is not open
       (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
       (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
-    * `RESOURCE_EXHAUSTED`: the session has as many events as it may have
-      (`SESSION_FULL`).
+    * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
+      have (`SESSION_FULL`).
     """
     EmitEvents: _aio.UnaryUnaryMultiCallable[_session_pb2.EmitEventsRequest, _session_pb2.EmitEventsResponse]  # type: ignore[assignment]
     """Appends up to 16 events and 1 MiB in one step: all of them or none. Errors
@@ -372,7 +410,10 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.ListSessionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.ListSessionsResponse, _abc.Awaitable[_session_pb2.ListSessionsResponse]]:
-        """Lists sessions, newest first."""
+        """Lists sessions, newest first. What is returned fits the filters when it is
+        returned; a session whose status has just become one of `statuses` can be
+        missing for some seconds.
+        """
 
     @_abc_1.abstractmethod
     def UpdateSession(
@@ -403,7 +444,11 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.ArchiveSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.ArchiveSessionResponse, _abc.Awaitable[_session_pb2.ArchiveSessionResponse]]:
-        """Makes a session read-only, or writable again. Idempotent."""
+        """Makes a session read-only, or writable again: appends `SessionArchived`
+        and revokes its grants, or `SessionRestored`. Idempotent.
+
+        * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
+        """
 
     @_abc_1.abstractmethod
     def DeleteSession(
@@ -411,7 +456,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.DeleteSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.DeleteSessionResponse, _abc.Awaitable[_session_pb2.DeleteSessionResponse]]:
-        """Deletes a session: its events and blobs. A tombstone stays, so that its id
+        """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
+        events and blobs are purged soon after. A tombstone stays, so that its id
         is never used again. Idempotent.
         """
 
@@ -422,9 +468,16 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.ForkSessionResponse, _abc.Awaitable[_session_pb2.ForkSessionResponse]]:
         """Makes a new session whose log begins with another one's, up to a position.
-        Idempotent by `request_id`.
+        The original stays as it is. The new log has the same events at the same
+        positions, then `SessionForked`, and `ConfigChanged` if there is a new
+        configuration. No epoch of the original's holds in it. Idempotent by
+        `request_id`.
 
         * `OUT_OF_RANGE`: the log has no such position (`POSITION_OUT_OF_RANGE`).
+        * `FAILED_PRECONDITION`: the position is not before the session's end
+          (`SESSION_ENDED`), or the log is damaged (`SESSION_DAMAGED`).
+        * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
+        * `ALREADY_EXISTS`: `REQUEST_ID_REUSED`.
         """
 
     @_abc_1.abstractmethod
@@ -433,10 +486,14 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_session_pb2.ImportSessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.ImportSessionResponse, _abc.Awaitable[_session_pb2.ImportSessionResponse]]:
-        """Makes a session from events that were exported, with their positions.
-        Idempotent by `request_id` of the first message.
+        """Makes a session from events that were exported, with their positions,
+        times and emitters; only the tenant becomes the caller's. Idempotent by
+        `request_id` of the first message.
 
-        * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`).
+        * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
+          `position`: the first event that cannot be right).
+        * `ALREADY_EXISTS`: the request id came with other events
+          (`REQUEST_ID_REUSED`).
         """
 
     @_abc_1.abstractmethod
@@ -474,8 +531,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
           (`TOOL_CALL_SETTLED`), an answer to a call that is not open
           (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
           (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
-        * `RESOURCE_EXHAUSTED`: the session has as many events as it may have
-          (`SESSION_FULL`).
+        * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
+          have (`SESSION_FULL`).
         """
 
     @_abc_1.abstractmethod

@@ -9,6 +9,8 @@ from services.session.log import Entry
 from services.session.logs.jetstream.connection import Connection
 from services.session.logs.jetstream.events import EXPECTED, MULTI_SUBJECTS, WRONG_LAST_SEQUENCE
 
+CHANGES_AT_ONCE = 1_000
+
 
 class JetStreamRegistry:
     """Entries in the streams KV_<bucket>."""
@@ -39,6 +41,13 @@ class JetStreamRegistry:
         if code not in (0, WRONG_LAST_SEQUENCE):
             raise _refused(code)
         return not code
+
+    async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
+        subject = f"$KV.{bucket}."
+        question = {"seq": after + 1, "batch": CHANGES_AT_ONCE, "next_by_subj": f"{subject}>"}
+        messages, whole = await self._connection.collect(f"KV_{bucket}", question)
+        found = [(each.subject.removeprefix(subject), Entry(each.data, each.revision)) for each in messages]
+        return found, whole
 
     async def keys(self, bucket: str, prefix: str) -> list[str]:
         subject = f"$KV.{bucket}."

@@ -22,7 +22,16 @@ from services.session.settings import Settings
 SHARDS = 8
 WORK = "WORK"
 OBJECTS = "OBJECTS"
-BUCKETS = ("requests", "sessions", "grants", "blobs", "memory_stores", "memories", "memory_versions")
+BUCKETS = (
+    "requests",
+    "sessions",
+    "grants",
+    "tombstones",
+    "blobs",
+    "memory_stores",
+    "memories",
+    "memory_versions",
+)
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 
 STREAM_NOT_FOUND = 10059

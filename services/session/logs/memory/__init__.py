@@ -78,6 +78,10 @@ class MemoryRegistry:
         await self.put(bucket, key, value)
         return True
 
+    async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
+        changed = [(key, entry) for key, entry in self._buckets[bucket].items() if entry.revision > after]
+        return sorted(changed, key=lambda each: each[1].revision), True
+
     async def keys(self, bucket: str, prefix: str) -> list[str]:
         return [key for key in self._buckets[bucket] if key.startswith(prefix)]
 

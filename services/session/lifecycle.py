@@ -1,0 +1,107 @@
+"""What happens to a session as a whole: put away and taken out again, and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from handmesh.session.v1.event_pb2 import Event, SessionArchived, SessionRestored
+from handmesh.session.v1.session_pb2 import Session
+from services.kit.errors import Gone, Refused
+from services.session import codec, tombstones
+from services.session.claims import Claims
+from services.session.emitters import SESSION
+from services.session.grants import Grants
+from services.session.index import Index, prefix_of
+from services.session.log import Log, Wire
+from services.session.sessions import Sessions
+from services.session.tombstones import Tombstone, Tombstones
+from services.session.writer import NOTE, Draft, Writer
+
+
+class Lifecycle:
+    """Archives, restores and deletes. `log` is the store's own, in which fences can be seen."""
+
+    def __init__(
+        self,
+        log: Log,
+        wire: Wire,
+        stones: Tombstones,
+        writer: Writer,
+        sessions: Sessions,
+        index: Index,
+        claims: Claims,
+        grants: Grants,
+        now: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._wire = wire
+        self._stones = stones
+        self._writer = writer
+        self._sessions = sessions
+        self._index = index
+        self._claims = claims
+        self._grants = grants
+        self._now = now
+
+    async def archive(self, session_id: str, restore: bool, tenant: str | None) -> Session:
+        """Makes a session read-only, or writable again (see `ArchiveSession`)."""
+        if (await self._writer.current(session_id, tenant)).archived == restore:
+            await self._sessions.carry(self._put_away(session_id, restore, tenant))
+        return await self._sessions.get(session_id, tenant)
+
+    async def delete(self, session_id: str, tenant: str | None) -> None:
+        """Deletes a session (see `DeleteSession`). Whoever deletes it again is told the same."""
+        owner = await self._owner(session_id)
+        if tenant not in (None, owner):
+            raise tombstones.gone(session_id)
+        await self._sessions.carry(self._delete(session_id, owner))
+
+    async def discard(self, session_id: str, tenant: str) -> None:
+        """Deletes what was begun and is not to become a session, whatever there is of it."""
+        await self._sessions.carry(self._delete(session_id, tenant))
+
+    async def clear(self, session_id: str, prefix: str) -> None:
+        """Deletes what was announced long ago and never made. `prefix` is of its entry in the index."""
+        await self._sessions.carry(self._bury(session_id, "", prefix))
+
+    async def was_deleted(self, session_id: str) -> bool:
+        """Says whether an id has a tombstone."""
+        return await self._stones.find(session_id) is not None
+
+    async def _put_away(self, session_id: str, restore: bool, tenant: str | None) -> None:
+        event = Event(session_restored=SessionRestored()) if restore else Event(session_archived=SessionArchived())
+        event.ignorable = True
+        draft = Draft([event], [codec.fact_of(event, SESSION)], tenant=tenant)
+        try:
+            state = (await self._writer.append(session_id, draft)).state
+        except Refused as refused:
+            if refused.reason != "SESSION_ARCHIVED":
+                raise
+            return  # somebody else was faster
+        self._index.note(session_id, state)
+        if not restore:
+            await self._grants.revoke(session_id, below_epoch=0)
+        await self._claims.want(session_id, state)
+
+    async def _delete(self, session_id: str, owner: str) -> None:
+        await self._bury(session_id, owner, prefix_of(owner))
+
+    async def _bury(self, session_id: str, owner: str, prefix: str) -> None:
+        fence = await tombstones.fence(self._log, session_id, self._now())
+        if fence is not None:
+            await self._wire.send(NOTE, session_id, codec.note(fence))
+        await self._stones.put(session_id, Tombstone(self._now() // 1_000_000, owner))
+        await self._grants.revoke(session_id, below_epoch=0)
+        await self._index.bury(session_id, prefix)
+
+    async def _owner(self, session_id: str) -> str:
+        """Says whose a session is or was. A deletion that broke off half-way is found in the log alone."""
+        try:
+            return (await self._writer.current(session_id)).tenant
+        except Gone:
+            stone = await self._stones.find(session_id)
+            if stone is not None:
+                return stone.tenant
+            for batch in await self._log.read(session_id, 1, 2, 1):
+                return codec.unseal(batch.data)[0].session_started.config.tenant
+            raise

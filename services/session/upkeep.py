@@ -1,0 +1,95 @@
+"""What the session service does by itself, now and then: mends the index, clears away what was never made, and
+archives or deletes what the rules of `retention` no longer keep.
+
+Each replica does it; all of it may be done twice. None of it hurries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from services.kit.errors import ServiceError, Unavailable
+from services.kit.logs import Log as Journal
+from services.session import retention
+from services.session.core import needs_harness
+from services.session.index import Index, survey
+from services.session.lifecycle import Lifecycle
+from services.session.listing import Listing
+from services.session.log import Log
+from services.session.retention import Due, Rule
+from services.session.writer import Writer
+
+FIRST_SECONDS = 1.0  # after the start: a process that died may have left something
+EVERY_SECONDS = 60 * 60.0
+UNMADE_SECONDS = 60 * 60  # after which a fork or an import that broke off is deleted
+PAUSE_SECONDS = 0.05  # between two sessions
+
+_journal = Journal("services.session.upkeep")
+
+
+class Upkeep:
+    """Looks after all sessions."""
+
+    def __init__(
+        self,
+        log: Log,
+        writer: Writer,
+        index: Index,
+        listing: Listing,
+        lifecycle: Lifecycle,
+        now: Callable[[], int],
+        rules: Sequence[Rule] = (),
+    ) -> None:
+        self._log = log
+        self._writer = writer
+        self._index = index
+        self._listing = listing
+        self._lifecycle = lifecycle
+        self._now = now
+        self._rules = rules
+
+    async def run(self) -> None:
+        """Looks after them for ever."""
+        pause = FIRST_SECONDS
+        while True:
+            await asyncio.sleep(pause)
+            pause = EVERY_SECONDS
+            try:
+                await self.look()
+            except Unavailable:
+                pause = FIRST_SECONDS  # the store is away
+
+    async def look(self) -> None:
+        """Does all of it once."""
+        await self._listing.sync()
+        made = [(session_id, row) for _, session_id, row in self._listing.rows() if row.made]
+        await survey(self._index, self._writer, self._log, made)
+        await self._clear()
+        for due in list(retention.due(self._rules, self._listing.rows(), self._now())):
+            await self._let_go(due)
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _clear(self) -> None:
+        latest = self._now() - UNMADE_SECONDS * 1_000_000_000
+        for prefix, session_id, row in tuple(self._listing.rows()):
+            if not row.made and row.created < latest:
+                await self._lifecycle.clear(session_id, prefix)
+                _journal.info("broken copy deleted", session_id=session_id)
+
+    async def _let_go(self, due: Due) -> None:
+        """Archives or deletes a session, unless it has gone to work meanwhile."""
+        try:
+            state = await self._writer.current(due.session_id)
+            if needs_harness(state):
+                return
+            if due.delete:
+                await self._lifecycle.delete(due.session_id, None)
+            else:
+                await self._lifecycle.archive(due.session_id, False, None)
+        except Unavailable:
+            raise
+        except ServiceError as problem:
+            _journal.warning("session not let go", session_id=due.session_id, reason=problem.reason)
+            return
+        _journal.info("session let go", session_id=due.session_id, deleted=due.delete)
