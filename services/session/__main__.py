@@ -64,7 +64,7 @@ def parts(
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
     listing = Listing(store.registry, index, writer, reader)
     asked = Requests(store.registry)
-    blobs = Blobs(store.objects, store.registry, writer, reader, limits)
+    blobs = Blobs(store.objects, store.registry, writer, limits)
     forks = Forks(log, writer, reader, sessions, asked, index, claims, blobs, now)
     imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
     upkeep = Upkeep(log, writer, index, listing, lifecycle, now, rules)

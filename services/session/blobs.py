@@ -22,7 +22,6 @@ from services.session import blobs_core as core
 from services.session.blobs_core import Blob, Limits
 from services.session.log import Registry
 from services.session.objects import CHUNK_BYTES, Objects, chunks_of, read
-from services.session.reader import Reader
 from services.session.writer import Writer
 
 BUCKET = "blobs"  # a catalog for each session
@@ -38,11 +37,10 @@ _journal = Journal("services.session.blobs")
 class Blobs:
     """The blobs of every session."""
 
-    def __init__(self, objects: Objects, registry: Registry, writer: Writer, reader: Reader, limits: Limits) -> None:
+    def __init__(self, objects: Objects, registry: Registry, writer: Writer, limits: Limits) -> None:
         self._objects = objects
         self._registry = registry
         self._writer = writer
-        self._reader = reader
         self._limits = limits
         self._uploads: Counter[str] = Counter()
         self._freeing: set[asyncio.Task[None]] = set()
@@ -89,7 +87,7 @@ class Blobs:
     ) -> AsyncIterator[bytes]:
         """Yields a range of a blob, in pieces of at most `SEND_BYTES`; a length of 0 means all (see `DownloadBlob`)."""
         core.check_range(offset, length)
-        await self._reader.check(session_id, tenant)
+        await self._writer.current(session_id, tenant)
         blob = (await self._catalog(session_id))[0].get(blob_id)
         if blob is None:
             raise _missing(blob_id, "no such blob in this session")

@@ -360,10 +360,13 @@ async def test_a_service_that_dies_in_an_upload_leaves_nothing_half(run: Run) ->
         session = await service.create()
         stop = asyncio.Event()
 
-        async def stuck(*_: Any) -> bool:
-            stop.set()
-            await asyncio.Event().wait()
-            return False
+        swap = service.store.registry.swap
+
+        async def stuck(bucket: str, *rest: Any) -> bool:
+            if bucket == "blobs":
+                stop.set()
+                await asyncio.Event().wait()
+            return await swap(bucket, *rest)
 
         service.store.registry.swap = stuck  # type: ignore[method-assign]
         call = asyncio.ensure_future(_ended(service.client.UploadBlob(requests(session, content))))
