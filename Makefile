@@ -44,6 +44,10 @@ down: setup ## Stop the mesh that `make up` started
 test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
 	@$(PY) -m pytest $(ARGS)
 
+.PHONY: drill
+drill: setup ## Run the drills that kill, damage and cut the power, at full size (some 30 minutes)
+	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills $(ARGS)
+
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs
 	@$(MAKE) --jobs=4 --output-sync=target --keep-going check/types check/imports check/format check/lint check/proto check/stubs

@@ -9,6 +9,7 @@ import datetime
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,8 @@ from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.files import private_directory, write_private
 from handmesh.launcher.health import Health
 from handmesh.launcher.lock import Lock
-from handmesh.launcher.nats import Nats
+from handmesh.launcher.migration import finish_migration, start_migration
+from handmesh.launcher.nats import Nats, NatsFiles, ensure_logins
 from handmesh.launcher.openbao import OpenBao, approle_file, operator_of
 from handmesh.launcher.ports import HOST, SERVICES, require_free
 from handmesh.launcher.processes import Command, Process, describe_exit
@@ -27,6 +29,7 @@ from handmesh.launcher.settings import (
     MeshSettings,
     Scripted,
     child_environment,
+    operator_environment,
     service_environment,
 )
 from handmesh.launcher.vault_operator import VaultOperator
@@ -34,7 +37,7 @@ from handmesh.launcher.vault_operator import VaultOperator
 SERVICE_READY_WITHIN = 30.0
 """Seconds that a service has from its start to SERVING."""
 
-STOP_ORDER = (("harness",), ("sandbox", "vault_proxy"), ("session",), ("model", "openbao", "nats"))
+STOP_ORDER = (("harness",), ("sandbox", "vault_proxy"), ("session", "janitor"), ("model", "openbao", "nats"))
 """Who is stopped after whom: no part loses what it needs to end its work well."""
 
 SCRIPTED_KEY = "scripted"
@@ -129,6 +132,7 @@ class Mesh:
                 if "vault_proxy" not in tasks:
                     await tasks["openbao"]
                     await self._start("vault_proxy")
+            await self._start("janitor")
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
 
@@ -137,10 +141,7 @@ class Mesh:
         dies_with_us = self.settings.die_with_launcher
         match part:
             case "nats":
-                nats = await Nats.start(
-                    self.files.nats, log, ports.nats, ports.nats_monitor, die_with_launcher=dies_with_us
-                )
-                self._processes[part] = nats.process
+                await self._start_nats(log)
             case "openbao":
                 bao = await OpenBao.start(
                     self.files.openbao, log, ports.openbao, ports.openbao_cluster, die_with_launcher=dies_with_us
@@ -148,10 +149,29 @@ class Mesh:
                 self._processes[part] = bao.process
             case "model":
                 await self._start_scripted_model()
+            case "janitor":
+                self._run(part, ["services.session.janitor"], operator_environment(part, self.settings))
             case _:
                 process = self._run(part, [f"services.{part}"], service_environment(part, self.settings))
                 async with Health(process, ports.as_mapping()[part]) as health:
                     await process.ready(health.serving, within=SERVICE_READY_WITHIN)
+
+    async def _start_nats(self, log: Path) -> None:
+        """Starts NATS, and beside it what makes its streams: that waits for NATS, and ends by itself."""
+        ports = self.settings.ports
+        migration = start_migration(self.settings)
+        try:
+            nats = await Nats.start(
+                self.files.nats,
+                log,
+                ports.nats,
+                ports.nats_monitor,
+                die_with_launcher=self.settings.die_with_launcher,
+            )
+            self._processes["nats"] = nats.process
+            await finish_migration(migration)
+        finally:
+            await migration.stop()
 
     async def _start_scripted_model(self) -> None:
         process = self._run_scripted_model()
@@ -194,6 +214,7 @@ def _claim(settings: MeshSettings) -> tuple[MeshSettings, Lock]:
         ensure_certificates(files.tls, SERVICES, datetime.datetime.now(datetime.UTC))  # noqa: TID251 - time enters here
         ensure_api_key(files.data_directory)
         private_directory(files.sandbox)
+        ensure_logins(NatsFiles(private_directory(files.nats)))
         key = settings.model.api_key if isinstance(settings.model, Claude) else SCRIPTED_KEY
         write_private(files.model_key, key.encode())
     except BaseException:

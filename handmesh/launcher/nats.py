@@ -1,7 +1,8 @@
 """NATS with JetStream on file storage, synced at every write: the store of the session log.
 
-Two users. `session` is the session service's: it may use streams and make them, and never delete or purge one.
-`migrate` is the operator's and may do all: it is for migrations, the janitor and tests. Nobody else gets in.
+Three users, and nobody else gets in. `session` is the session service's: it may write and read what is in the streams,
+and neither make nor change, empty or delete one. `janitor` may empty streams and list what is in them. `migrate` is the
+operator's and may do all.
 """
 
 import asyncio
@@ -17,6 +18,9 @@ READY_WITHIN = 30.0
 """Seconds. A start reads the whole store again, so an old log may take a while."""
 
 PASSWORD_BYTES = 24
+
+SHARDS = 8
+"""Streams that the session service keeps its log in, LOG-0 and on; a permission cannot say LOG-*."""
 
 _CONFIGURATION = """\
 # Written by the handmesh launcher at every start: changes here are lost.
@@ -36,12 +40,29 @@ authorization {{
       # deny_delete on a stream does not stop its deletion: only permissions do.
       permissions: {{
         publish: {{
-          deny: [
-            "$JS.API.STREAM.DELETE.>", "$JS.API.STREAM.PURGE.>", "$JS.API.STREAM.MSG.DELETE.>",
-            "$JS.API.STREAM.RESTORE.>", "$JS.API.STREAM.SNAPSHOT.>", "$JS.API.ACCOUNT.PURGE.>", "$SYS.>"
+          allow: [
+            "log.>", "work.>", "obj.>", "$KV.>",
+            "*.*",
+            "$JS.API.INFO", "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.>",
+            "$JS.API.CONSUMER.CREATE.WORK.>", "$JS.API.CONSUMER.INFO.WORK.>", "$JS.API.CONSUMER.MSG.NEXT.WORK.>",
+            "$JS.ACK.WORK.>"
           ]
         }}
-        subscribe: {{ deny: ["$SYS.>"] }}
+        subscribe: {{ deny: ["$SYS.>", "_INBOX_migrate.>", "_INBOX_janitor.>"] }}
+      }}
+    }}
+    {{
+      user: janitor, password: "{janitor_password}"
+      permissions: {{
+        publish: {{
+          allow: [
+            "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.KV_tombstones",
+            {log_purges},
+            "$JS.API.STREAM.PURGE.OBJECTS",
+            "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions"
+          ]
+        }}
+        subscribe: {{ allow: ["_INBOX_janitor.>"] }}
       }}
     }}
     {{ user: migrate, password: "{migrate_password}" }}
@@ -70,6 +91,11 @@ class NatsFiles:
     def migrate_credentials(self) -> Path:
         """The operator's user."""
         return self.directory / "migrate.json"
+
+    @property
+    def janitor_credentials(self) -> Path:
+        """The janitor's user."""
+        return self.directory / "janitor.json"
 
 
 class Nats:
@@ -127,17 +153,29 @@ class Nats:
             raise
 
 
-def write_configuration(files: NatsFiles, port: int, monitor_port: int) -> None:
-    """Writes the server's configuration, and credentials for its two users unless they are there."""
-    for name, path in (("session", files.session_credentials), ("migrate", files.migrate_credentials)):
+def ensure_logins(files: NatsFiles) -> None:
+    """Writes credentials for the server's users, unless they are there."""
+    users = (
+        ("session", files.session_credentials),
+        ("migrate", files.migrate_credentials),
+        ("janitor", files.janitor_credentials),
+    )
+    for name, path in users:
         if not path.exists():
             write_private_json(path, {"user": name, "password": secrets.token_hex(PASSWORD_BYTES)})
+
+
+def write_configuration(files: NatsFiles, port: int, monitor_port: int) -> None:
+    """Writes the server's configuration, and credentials for its users unless they are there."""
+    ensure_logins(files)
     configuration = _CONFIGURATION.format(
         host=HOST,
         port=port,
         monitor_port=monitor_port,
         store=files.directory / "store",
+        log_purges=", ".join(f'"$JS.API.STREAM.PURGE.LOG-{shard}"' for shard in range(SHARDS)),
         session_password=read_strings(files.session_credentials)["password"],
+        janitor_password=read_strings(files.janitor_credentials)["password"],
         migrate_password=read_strings(files.migrate_credentials)["password"],
     )
     write_private(files.configuration, configuration.encode())

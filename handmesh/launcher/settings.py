@@ -138,6 +138,17 @@ def service_environment(service: str, settings: MeshSettings) -> dict[str, str]:
     return {**environment, **settings.extra.get(service, {})}
 
 
+def operator_environment(operator: str, settings: MeshSettings) -> dict[str, str]:
+    """Returns the whole environment of `migrate` or `janitor`, which log in to NATS as nobody else does."""
+    files = NatsFiles(MeshFiles(settings.data_directory).nats)
+    logins = {"migrate": files.migrate_credentials, "janitor": files.janitor_credentials}
+    return child_environment(settings) | {
+        "HANDMESH_NATS_URL": f"nats://{HOST}:{settings.ports.nats}",
+        "HANDMESH_NATS_CREDENTIALS_FILE": str(logins[operator]),
+        "HANDMESH_LOG_LEVEL": settings.log_level,
+    }
+
+
 def _session(files: MeshFiles, ports: Ports) -> dict[str, str]:
     return {
         "HANDMESH_NATS_URL": f"nats://{HOST}:{ports.nats}",

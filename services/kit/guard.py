@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from services.kit import identity, ids
-from services.kit.errors import Broken, ServiceError, Unimplemented
+from services.kit.errors import Broken, Invalid, ServiceError, Unimplemented
 from services.kit.limits import Limits, Shares
 from services.kit.logs import Log
 
@@ -59,6 +59,8 @@ class Guard(grpc.aio.ServerInterceptor):
             )
             identity.authorize(caller, method)
             identity.enter(caller)
+            if not handler.request_streaming:
+                _check_readable(request)
             if isinstance(request, Message):
                 check_ids(request)
             return caller
@@ -100,7 +102,7 @@ class Guard(grpc.aio.ServerInterceptor):
         }[handler.request_streaming, handler.response_streaming]
         return make(
             stream if handler.response_streaming else unary,
-            request_deserializer=handler.request_deserializer,
+            request_deserializer=_readable(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
@@ -120,9 +122,29 @@ def _authorization(context: Context) -> str | None:
     return None
 
 
+class _Unreadable:
+    """Stands for a request whose bytes are no message: grpc itself would answer UNKNOWN, as for a bug of ours."""
+
+
+def _readable(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Unreadable()
+
+    return read
+
+
+def _check_readable(request: Any) -> None:
+    if isinstance(request, _Unreadable):
+        raise Invalid("ARGUMENT_INVALID", "the request's bytes are not the message that this method takes")
+
+
 async def _checked(requests: AsyncIterator[Message], shares: Shares, caller: identity.Caller) -> AsyncIterator[Message]:
     first = True
     async for request in requests:
+        _check_readable(request)
         check_ids(request, first=first)
         first = False
         taken = shares.take(caller, request.ByteSize())

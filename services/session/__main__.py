@@ -20,6 +20,7 @@ from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
+from services.session.integrity import Marks
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
 from services.session.lifecycle_import import Imports
@@ -36,6 +37,7 @@ from services.session.sessions import Sessions
 from services.session.settings import Settings
 from services.session.tombstones import LivingLog, Tombstones
 from services.session.upkeep import Upkeep
+from services.session.verifying import Verifier
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -52,9 +54,10 @@ def parts(
 ) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
+    marks = Marks(store.registry)
     stones = Tombstones(store.registry)
     log = LivingLog(store.log, stones, time.monotonic)
-    writer = Writer(log, store.wire, now, session_bytes)
+    writer = Writer(log, store.wire, marks, now, session_bytes)
     reader = Reader(log, writer)
     index = Index(store.registry)
     claims = Claims(store.queue, store.wire, writer, now)
@@ -67,23 +70,22 @@ def parts(
     blobs = Blobs(store.objects, store.registry, writer, limits)
     forks = Forks(log, writer, reader, sessions, asked, index, claims, blobs, now)
     imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
-    upkeep = Upkeep(log, writer, index, listing, lifecycle, now, rules)
-    previews = Previews(writer, watcher)
-    memories = Memories(store.objects, store.registry, now)
     return Parts(
         sessions,
         lifecycle,
         forks,
         imports,
         listing,
-        upkeep,
+        Upkeep(log, writer, index, listing, lifecycle, now, rules),
         reader,
         watcher,
-        previews,
+        Previews(writer, watcher),
         claims,
         grants,
+        writer,
+        Verifier(log, marks, writer),
         blobs,
-        memories,
+        Memories(store.objects, store.registry, now),
     )
 
 
@@ -107,9 +109,9 @@ async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) ->
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     whole = parts(store, settings.session_bytes, rules, Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
     server = Server(settings)
-    add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)  # type: ignore[abstract]  # see its docstring
+    add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
-    keeping = asyncio.create_task(whole.claims.run())
+    keeping = asyncio.create_task(whole.run())
     caring = asyncio.create_task(whole.upkeep.run())
     ends: set[asyncio.Task[Any]] = {
         caring,
@@ -128,8 +130,7 @@ async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) ->
         for part in (whole.claims, whole.watcher, whole.grants):
             part.drain()
         await server.stop()
-        await whole.sessions.finish()
-        await whole.blobs.finish()
+        await whole.finish()
         for task in ends:
             task.cancel()
         await asyncio.wait(ends)

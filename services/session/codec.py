@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 from google.protobuf.unknown_fields import UnknownFieldSet
 
@@ -14,7 +15,7 @@ from handmesh.session.v1.config_pb2 import SessionConfig
 from handmesh.session.v1.event_pb2 import Event, TokenUsage, TurnEndReason
 from handmesh.session.v1.session_pb2 import GetEventsResponse, Session, SessionStatus
 from services.kit import ids
-from services.kit.errors import Invalid
+from services.kit.errors import Invalid, Refused
 from services.session import core
 from services.session.core import Fact, Usage, WriteState
 from services.session.emitters import UNKNOWN
@@ -163,8 +164,19 @@ def seal(events: Sequence[Event], emitters: Sequence[str], first_position: int, 
 
 
 def unseal(data: bytes) -> Sequence[Event]:
-    """Returns the events of one or more stored batches."""
-    return GetEventsResponse.FromString(data).events
+    """Returns the events of one or more stored batches. Raises Refused (`SESSION_DAMAGED`) for what is none."""
+    try:
+        return GetEventsResponse.FromString(data).events
+    except DecodeError:
+        raise Refused("SESSION_DAMAGED", "a stored batch of the session's log cannot be read") from None
+
+
+def unsealed(data: bytes) -> Sequence[Event]:
+    """Returns the events of a stored batch; none at all for what is no batch."""
+    try:
+        return unseal(data)
+    except Refused:
+        return ()
 
 
 _NOTE = struct.Struct(">QH64s")

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from services.kit.errors import Gone
 from services.session.objects import Objects
 
 PATIENCE_SECONDS = 2.0
@@ -29,6 +30,10 @@ Stop = Callable[[], Awaitable[None]]
 
 class TakenError(Exception):
     """Something else is stored at that position already. Read on from there."""
+
+
+class DeletedError(Gone):
+    """The session was deleted: what is remembered of it is worth nothing."""
 
 
 class UnusableStoreError(Exception):

@@ -60,6 +60,8 @@ class Reader:
             for batch in await self._log.read(session_id, 1, 2, 1):
                 owner = codec.unseal(batch.data)[0].session_started.config.tenant
                 _remember(self._owners, session_id, owner, MAX_OWNERS)
+        if owner is None:
+            owner = (await self._writer.current(session_id)).tenant  # a damaged log may have lost its first event
         if owner is None or tenant not in (None, owner):
             raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
 
@@ -78,8 +80,8 @@ class Reader:
         ask.check(anchored=anchor is not None)
         last = await self._log.head(session_id)
         if last is None:
-            raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
-        head = last.last_position
+            await self._writer.current(session_id)  # raises Gone, unless there is a mark of a log that is lost
+        head = last.last_position if last else 0
         position = None if anchor is None else await self._locate(session_id, anchor, head)
         span = resolve(ask, head, position)
         events, left = await self._fill(session_id, span, ask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +29,9 @@ from services.session.reader import Anchor, Reader
 from services.session.sessions import Sessions
 from services.session.slices import Ask
 from services.session.upkeep import Upkeep
+from services.session.verifying import Verifier
 from services.session.watcher import Watcher
+from services.session.writer import Writer
 
 GRANT_KEY = "x-handmesh-grant"
 
@@ -50,8 +53,22 @@ class Parts:
     previews: Previews
     claims: Claims
     grants: Grants
+    writer: Writer
+    verifier: Verifier
     blobs: Blobs
     memories: Memories
+
+    async def run(self) -> None:
+        """Does what is done behind the calls, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.claims.run())
+            tasks.create_task(self.writer.run())
+
+    async def finish(self) -> None:
+        """Carries through what was begun."""
+        await self.sessions.finish()
+        await self.blobs.finish()
+        await self.writer.finish()
 
 
 class SessionServicer(SessionServiceServicer):
@@ -87,6 +104,17 @@ class SessionServicer(SessionServiceServicer):
     async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
         session = await self._parts.sessions.end(request.session_id, request.reason, caller().tenant)
         return pb.EndSessionResponse(session=session)
+
+    async def VerifySession(self, request: pb.VerifySessionRequest, context: Context) -> pb.VerifySessionResponse:
+        report = await self._parts.verifier.verify(request.session_id, caller().tenant)
+        return pb.VerifySessionResponse(
+            violations=[
+                pb.Violation(invariant=each.invariant, position=each.position, message=each.message)
+                for each in report.violations
+            ],
+            last_position=report.last_position,
+            high_water_position=report.high_water_position,
+        )
 
     async def ArchiveSession(self, request: pb.ArchiveSessionRequest, context: Context) -> pb.ArchiveSessionResponse:
         session = await self._parts.lifecycle.archive(request.session_id, request.restore, caller().tenant)

@@ -79,6 +79,8 @@ class Sessions:
     async def get(self, session_id: str, tenant: str | None) -> Session:
         """Returns what the log says of a session."""
         state = await self._writer.current(session_id, tenant)
+        if not state.config_position:  # a damaged log has lost even its first event
+            return codec.session(session_id, state, SessionConfig(tenant=state.tenant))
         return codec.session(session_id, state, await self._reader.config(session_id, state.config_position))
 
     async def emit(

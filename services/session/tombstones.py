@@ -20,10 +20,10 @@ from google.protobuf.message import DecodeError
 
 from handmesh.session.v1.event_pb2 import Event, SessionDeleted
 from handmesh.session.v1.session_pb2 import GetEventsResponse
-from services.kit.errors import Gone, Unavailable
+from services.kit.errors import Unavailable
 from services.session import codec
 from services.session.emitters import SESSION
-from services.session.log import Log, Registry, StoredBatch, TakenError
+from services.session.log import DeletedError, Log, Registry, StoredBatch, TakenError
 
 BUCKET = "tombstones"
 TRUST_SECONDS = 10.0
@@ -90,8 +90,7 @@ class LivingLog:
             raise gone(session_id)
         if last is None or not self._trusted(session_id):
             await self._check(session_id)
-        if last is not None:
-            self._see(session_id)
+        self._see(session_id)
         return last
 
     def _trusted(self, session_id: str) -> bool:
@@ -141,6 +140,6 @@ def is_fence(batch: StoredBatch) -> bool:
     return any(event.HasField("session_deleted") for event in events)
 
 
-def gone(session_id: str) -> Gone:
-    """What is said of a session that is not there, or not the caller's."""
-    return Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
+def gone(session_id: str) -> DeletedError:
+    """What is said of a session that was deleted: the same as of one that never was."""
+    return DeletedError("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)

@@ -17,7 +17,8 @@ from services.kit.logs import Log as Journal
 from services.session import codec
 from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters
 from services.session.core import Fact, WriteState, fold, known
-from services.session.log import Log, StoredBatch, TakenError, Wire
+from services.session.integrity import SETTLING, Mark, Marks, fits
+from services.session.log import DeletedError, Log, StoredBatch, TakenError, Wire
 
 NOTE = "note"  # the topic on which replicas hear of each other's batches
 MAX_TRIES = 64  # appends of one call that lose their position to somebody else
@@ -54,21 +55,26 @@ class Appended:
 class _Kept:
     """What is remembered of a session, and in which era it was last compared with the store.
 
+    `mark` is what the log must at least hold; None before it was looked up. A state of an older era is made again from
+    the log, which has to hold all that the state said: while the store was away its files may have been damaged.
+
     The lock protects the order of this process's own appends: without it each would lose its position to the next.
     """
 
     state: WriteState = field(default_factory=WriteState)
     era: int = -1
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    mark: Mark | None = None
 
 
 class Writer:
     """Appends events to sessions, and knows what their logs say."""
 
     def __init__(
-        self, log: Log, wire: Wire, now: Callable[[], int], max_session_bytes: int = MAX_SESSION_BYTES
+        self, log: Log, wire: Wire, marks: Marks, now: Callable[[], int], max_session_bytes: int = MAX_SESSION_BYTES
     ) -> None:
         self._log = log
+        self._marks = marks
         self._max_session_bytes = max_session_bytes
         self._wire = wire
         self._now = now
@@ -87,9 +93,23 @@ class Writer:
         kept = self._keep(session_id)
         try:
             async with kept.lock:
-                return await self._append(session_id, kept, draft)
+                appended = await self._append(session_id, kept, draft)
+        except DeletedError:
+            self._forget(session_id, kept)
+            raise
         finally:
             self._forget_if_strange(session_id, kept)
+        if any(fact.kind in SETTLING for fact in draft.facts):
+            await self._marks.settle(session_id)
+        return appended
+
+    async def run(self) -> None:
+        """Writes marks behind, for ever."""
+        await self._marks.run()
+
+    async def finish(self) -> None:
+        """Writes the marks that are left."""
+        await self._marks.flush()
 
     async def current(self, session_id: str, tenant: str | None = None) -> WriteState:
         """Returns what the log says, with every append that has returned, wherever it was made.
@@ -100,6 +120,9 @@ class Writer:
         try:
             async with kept.lock:
                 await self._catch_up(session_id, kept)
+        except DeletedError:
+            self._forget(session_id, kept)
+            raise
         finally:
             self._forget_if_strange(session_id, kept)
         check_owner(session_id, kept.state, tenant)
@@ -112,6 +135,8 @@ class Writer:
         for _ in range(MAX_TRIES):
             found = await self._find(session_id, kept.state, draft)
             if found is not None:
+                if not fresh:
+                    await self._catch_up(session_id, kept)  # a session that was deleted has no events
                 return found
             try:
                 _check_existence(session_id, kept.state, draft)
@@ -163,6 +188,7 @@ class Writer:
         state.digest = batch.digest
         state.size += len(data)
         self._weigh(session_id, kept, names)
+        self._marks.note(session_id, Mark(state.head, state.digest, state.tenant))
         await self._wire.send(NOTE, session_id, codec.note(batch))
         return Appended(first, time, False, state)
 
@@ -170,27 +196,45 @@ class Writer:
         """Reads what took our position, in one step: whoever is slower here loses the next position too."""
         state, names, head = kept.state, len(kept.state.names), kept.state.head
         for batch in await self._log.read(session_id, head + 1, head + 1 + READ_ON_SPAN, READ_BYTES):
-            _fold_batch(state, batch)
+            _fold_batch(state, batch, kept.mark or Mark())
         self._weigh(session_id, kept, names)
         if state.head >= head + READ_ON_SPAN:
             await self._catch_up(session_id, kept)
 
     async def _catch_up(self, session_id: str, kept: _Kept) -> None:
         """Reads what the log has beyond what is remembered, to its end."""
-        state, names, damaged, era = kept.state, len(kept.state.names), kept.state.damaged, self._era
+        names, damaged, era = len(kept.state.names), kept.state.damaged, self._era
+        mark = await self._least(session_id, kept)  # before the head: others append meanwhile
+        state, cold = kept.state, not kept.state.head
         last = await self._log.head(session_id)
         end = last.last_position if last else 0
         while state.head < end and not state.damaged:
             batches = await self._log.read(session_id, state.head + 1, end + 1, READ_BYTES)
             state.damaged = not batches
             for batch in batches:
-                _fold_batch(state, batch)
-        if state.head > end or (last and state.head == end and state.digest != last.digest):
+                _fold_batch(state, batch, mark)
+        if not mark.position <= state.head <= end or (last and state.head == end and state.digest != last.digest):
             state.damaged = True
+            state.tenant = state.tenant or mark.tenant
         if state.damaged and not damaged:
-            _journal.error("log damaged", session_id=session_id, position=state.head, last_position=end)
+            _journal.error(
+                "log damaged", session_id=session_id, position=state.head, last_position=end, mark=mark.position
+            )
+        if cold and not state.damaged and state.head > mark.position:
+            self._marks.note(session_id, Mark(state.head, state.digest, state.tenant))
         self._weigh(session_id, kept, names)
         kept.era = era
+
+    async def _least(self, session_id: str, kept: _Kept) -> Mark:
+        """Says what the log must at least hold; forgets a state that is doubted, and remembers how far it came."""
+        mark = kept.mark if kept.mark is not None else await self._marks.read(session_id)
+        if kept.era != self._era and kept.state.head:
+            state = kept.state
+            if state.head > mark.position and not state.damaged:
+                mark = Mark(state.head, state.digest, state.tenant)
+            kept.state = WriteState()
+        kept.mark = mark
+        return mark
 
     def _keep(self, session_id: str) -> _Kept:
         kept = self._kept.get(session_id)
@@ -207,14 +251,20 @@ class Writer:
         if self._kept.get(session_id) is kept:
             self._names += len(kept.state.names) - names_before
 
+    def _forget(self, session_id: str, kept: _Kept) -> None:
+        kept.era = -1
+        if self._kept.get(session_id) is kept:
+            del self._kept[session_id]
+            self._names -= len(kept.state.names)
+
     def _forget_if_strange(self, session_id: str, kept: _Kept) -> None:
-        if not kept.state.head and self._kept.get(session_id) is kept:
+        if not (kept.state.head or kept.state.damaged) and self._kept.get(session_id) is kept:
             del self._kept[session_id]
 
 
 def check_owner(session_id: str, state: WriteState, tenant: str | None) -> None:
     """Raises Gone for a session that is not there, or not the tenant's: a stranger cannot tell which."""
-    if not state.head or tenant not in (None, state.tenant):
+    if not (state.head or state.damaged) or tenant not in (None, state.tenant):
         raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
 
 
@@ -223,14 +273,17 @@ def _check_existence(session_id: str, state: WriteState, draft: Draft) -> None:
         check_owner(session_id, state, draft.tenant)
 
 
-def _fold_batch(state: WriteState, batch: StoredBatch) -> None:
-    """Folds a stored batch, or marks the state as damaged: a gap, or a link that does not fit."""
-    events = codec.unseal(batch.data)
-    fits = (batch.first_position, batch.prev_digest, batch.count) == (state.head + 1, state.digest, len(events))
-    if state.damaged or not fits or any(e.position != p for p, e in enumerate(events, batch.first_position)):
+def _fold_batch(state: WriteState, batch: StoredBatch, mark: Mark) -> None:
+    """Folds a stored batch, or marks the state as damaged: a gap, a link that does not fit, or not the marked batch."""
+    events = codec.unsealed(batch.data)
+    fits_on = (batch.first_position, batch.prev_digest, batch.count) == (state.head + 1, state.digest, len(events))
+    if state.damaged or not fits_on or any(e.position != p for p, e in enumerate(events, batch.first_position)):
         state.damaged = True
         return
+    marked = state.head < mark.position
     for event in events:
         fold(state, codec.stored_fact(event), codec.nanoseconds(event.emit_time))
     state.size += len(batch.data)
     state.digest = batch.digest
+    if marked and not fits(mark, state.head, state.digest):
+        state.damaged = True

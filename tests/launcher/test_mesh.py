@@ -28,7 +28,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 async def main():
-    name = sys.argv[0].rsplit("/", 1)[-1].removesuffix(".py")
+    name = sys.argv[0].rsplit("/", 1)[-1].removesuffix(".py").replace("__main__", "session")
     Path(os.environ["HANDMESH_DATA_DIR"], name + ".environment").write_text(json.dumps(dict(os.environ)))
     if os.environ.get("BROKEN"):
         sys.exit("this stand-in is broken")
@@ -57,8 +57,13 @@ def new_settings(tmp_path: Path) -> MeshSettings:
     package = tmp_path / "modules" / "services"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
-    for service in SERVICES:
+    for service in SERVICES[1:]:
         (package / f"{service}.py").write_text(STAND_IN)
+    session = package / SERVICES[0]
+    session.mkdir()
+    (session / "__main__.py").write_text(STAND_IN)
+    (session / "migrate.py").touch()
+    (session / "janitor.py").write_text("import signal; signal.pause()")
     return MeshSettings(
         data_directory=tmp_path / "data",
         model=Claude("canary-model-key"),
@@ -82,7 +87,7 @@ def is_there(pid: int) -> bool:
 async def test_a_mesh_starts_and_stops_in_order(new_settings: MeshSettings) -> None:
     """Every part runs, the word about it is left for clients, and stopping goes from the brains to the stores."""
     async with await Mesh.start(new_settings) as mesh:
-        assert sorted(mesh.pids) == sorted([*SERVICES, "nats", "openbao"])
+        assert sorted(mesh.pids) == sorted([*SERVICES, "janitor", "nats", "openbao"])
         assert running(new_settings.data_directory) is not None
         assert mesh.vault.put_secret("tenants/default/x", {"token": "t"}) == 1
         pids = mesh.pids
@@ -132,7 +137,7 @@ async def test_a_second_start_says_who_runs(settings: MeshSettings) -> None:
         with pytest.raises(AlreadyRunning) as refusal:
             await Mesh.start(settings)
         assert refusal.value.pid == os.getpid()
-        assert len(mesh.pids) == 6
+        assert len(mesh.pids) == 7
 
 
 async def test_a_taken_port_ends_the_start_before_anything_runs(settings: MeshSettings) -> None:
@@ -150,4 +155,4 @@ async def test_a_service_that_dies_at_its_start_takes_the_mesh_down(new_settings
         await Mesh.start(broken)
     assert failure.value.part == "sandbox"
     async with await Mesh.start(new_settings) as mesh:
-        assert len(mesh.pids) == 6
+        assert len(mesh.pids) == 7

@@ -71,28 +71,57 @@ async def test_a_stranger_is_refused(nats_server: NatsServer, login: Login) -> N
 @pytest.mark.parametrize(
     "subject",
     [
-        "$JS.API.STREAM.DELETE.EV",
-        "$JS.API.STREAM.PURGE.EV",
-        "$JS.API.STREAM.MSG.DELETE.EV",
-        "$JS.API.STREAM.RESTORE.EV",
-        "$JS.API.STREAM.SNAPSHOT.EV",
+        "$JS.API.STREAM.CREATE.EV",
+        "$JS.API.STREAM.UPDATE.LOG-0",
+        "$JS.API.STREAM.DELETE.LOG-0",
+        "$JS.API.STREAM.PURGE.LOG-0",
+        "$JS.API.STREAM.MSG.DELETE.LOG-0",
+        "$JS.API.STREAM.RESTORE.LOG-0",
+        "$JS.API.STREAM.SNAPSHOT.LOG-0",
+        "$JS.API.CONSUMER.CREATE.LOG-0.x",
+        "$JS.API.ACCOUNT.PURGE.$G",
+        "$SYS.REQ.SERVER.PING",
     ],
 )
 async def test_the_session_user_cannot_undo_what_is_written(nats_server: NatsServer, subject: str) -> None:
-    """The server refuses its requests to delete, purge, edit, replace or carry away a stream."""
+    """The server refuses its requests to make, change, delete, purge, edit, replace or carry away a stream."""
+    await is_refused(nats_server, nats_server.session_login, subject)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "log.0.sess.1",
+        "$KV.tombstones.x",
+        "$JS.API.STREAM.PURGE.KV_tombstones",
+        "$JS.API.STREAM.DELETE.LOG-0",
+        "$JS.API.STREAM.UPDATE.LOG-0",
+        "$JS.API.STREAM.MSG.DELETE.LOG-0",
+        "$JS.API.STREAM.MSG.GET.LOG-0",
+        "$JS.API.DIRECT.GET.LOG-0",
+        "$JS.API.CONSUMER.CREATE.LOG-0.x",
+    ],
+)
+async def test_the_janitor_purges_and_nothing_else(nats_server: NatsServer, subject: str) -> None:
+    """It can neither write nor read what is in a log, and takes no tombstone away."""
+    kept = read_strings(nats_server.session_credentials.with_name("janitor.json"))
+    await is_refused(nats_server, Login(user=kept["user"], password=kept["password"]), subject)
+
+
+async def is_refused(server: NatsServer, login: Login, subject: str) -> None:
+    """Publishes, and waits for the server's complaint."""
     complaints: asyncio.Queue[Exception] = asyncio.Queue()
-    async with connected(nats_server, nats_server.session_login, complaints) as session:
-        await session.publish(subject, b"{}")
-        assert f'permissions violation for publish to "{subject.lower()}"' in str(await complaints.get()).lower()
+    async with connected(server, login, complaints) as client:
+        await client.publish(subject, b"{}")
+        async with asyncio.timeout(10):
+            assert f'permissions violation for publish to "{subject.lower()}"' in str(await complaints.get()).lower()
 
 
-async def test_the_session_user_makes_streams_and_the_migrate_user_deletes_them(own_nats_server: NatsServer) -> None:
-    """The service sets itself up; taking away is the operator's."""
-    async with connected(own_nats_server, own_nats_server.session_login) as session:
-        await session.jetstream().add_stream(name="EV", subjects=["ev.*"])
-        await session.jetstream().publish("ev.a", b"1")
-        assert (await session.jetstream().get_msg("EV", 1)).data == b"1"
+async def test_the_migrate_user_makes_and_deletes_streams(own_nats_server: NatsServer) -> None:
+    """Making and taking away are the operator's."""
     async with connected(own_nats_server, own_nats_server.migrate_login) as operator:
+        await operator.jetstream().add_stream(name="EV", subjects=["ev.*"])
+        await operator.jetstream().publish("ev.a", b"1")
         await operator.jetstream().delete_stream("EV")
         with pytest.raises(NotFoundError):
             await operator.jetstream().stream_info("EV")
@@ -102,12 +131,12 @@ async def test_what_was_acknowledged_survives_a_kill(own_nats_server: NatsServer
     """State and credentials outlive the process: the same login finds the same message."""
     login = own_nats_server.session_login
     async with connected(own_nats_server, login) as before:
-        await before.jetstream().add_stream(name="EV", subjects=["ev.*"])
-        await before.jetstream().publish("ev.a", b"kept")
+        await before.jetstream().publish("log.0.kept.1", b"kept")
         await own_nats_server.kill()
     await own_nats_server.restart()
     async with connected(own_nats_server, login) as after:
-        assert (await after.jetstream().get_msg("EV", 1)).data == b"kept"
+        kept = await after.jetstream().get_last_msg("LOG-0", "log.0.kept.1", direct=True)
+        assert kept.data == b"kept"
 
 
 def test_credentials_are_private(nats_server: NatsServer) -> None:

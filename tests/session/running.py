@@ -139,7 +139,7 @@ async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIt
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     await server.start(*SERVICES)
-    keeping = asyncio.create_task(whole.claims.run())
+    keeping = asyncio.create_task(whole.run())
     key = (identities / "client" / "api_key").read_text().strip()
     served = Served(server.addresses[0], server.addresses[1] or "", identities / "tls", key)
     channels = [served.as_client(), served.as_client(OTHER_KEY)]
@@ -153,8 +153,7 @@ async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIt
         whole.watcher.drain()
         whole.grants.drain()
         await server.stop(grace=0.2)
-        await whole.sessions.finish()
-        await whole.blobs.finish()
+        await whole.finish()
         keeping.cancel()
         await asyncio.wait({keeping})
 

@@ -25,7 +25,7 @@ from services.session.logs.jetstream.streams import shard_of
 from services.session.logs.memory import make
 from tests.session.running import Run, Service, make_settings, message, note, refusal
 from tests.support.mesh_server import Served
-from tests.support.nats import NatsServer
+from tests.support.nats import NatsServer, migrated
 
 pytestmark = pytest.mark.nats
 ROOT = Path(__file__).parents[2]
@@ -374,6 +374,7 @@ async def bare_nats(
         str(program), "-c", str(configuration), stderr=asyncio.subprocess.DEVNULL
     )
     try:
+        await migrated(f"nats://127.0.0.1:{port}", None)
         yield f"nats://127.0.0.1:{port}", f"http://127.0.0.1:{monitor}"
     finally:
         server.kill()

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from handmesh.session.v1 import event_pb2 as ev
 from services.session import codec
+from services.session.integrity import Marks
 from services.session.log import BATCH_SPAN, StoredBatch, Wire
-from services.session.logs.memory import MemoryLog, MemoryWire
+from services.session.logs.memory import MemoryLog, MemoryRegistry, MemoryWire
 from services.session.reader import Anchor, Reader
 from services.session.slices import Ask
 from services.session.writer import Writer
@@ -138,7 +139,7 @@ async def test_every_form_of_slice_is_what_a_list_gives(
     for batch in batches:
         await log.append("s", batch)
     wire: Wire = MemoryWire()
-    reader = Reader(log, Writer(log, wire, lambda: 1))
+    reader = Reader(log, Writer(log, wire, Marks(MemoryRegistry()), lambda: 1))
     if anchor is not None:
         ask = {**ask, "before": before, "after": after or (0 if before else 1)}
         for key in ("start", "end", "last"):

@@ -13,6 +13,7 @@ from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
 from services.session import codec
 from services.session import watcher as watching
+from services.session.integrity import Marks
 from services.session.log import Store
 from services.session.logs.memory import make
 from services.session.writer import Draft, Writer
@@ -190,7 +191,7 @@ async def _raise(error: grpc.aio.AioRpcError) -> None:
 
 async def test_what_waits_for_a_slow_reader_is_bounded(store: Store) -> None:
     """However much is appended, a watcher that does not read keeps a bounded amount, and reads the rest later."""
-    writer = Writer(store.log, store.wire, lambda: 1)
+    writer = Writer(store.log, store.wire, Marks(store.registry), lambda: 1)
     watcher = watching.Watcher(store.log, store.wire, slow_seconds=3600)
     session = "sess_" + "0" * 26
     await writer.append(session, _draft(ev.Event(event_id="s", session_started=ev.SessionStarted()), "session"))

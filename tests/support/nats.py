@@ -12,6 +12,8 @@ from handmesh.launcher.files import read_strings
 from handmesh.launcher.nats import Nats
 from handmesh.launcher.ports import free_ports
 from handmesh.launcher.processes import Process
+from services.session.migrate import migrate
+from services.session.operator import OperatorSettings, connected
 from tests.support.requirements import require
 
 
@@ -26,7 +28,7 @@ class Login(TypedDict):
 class NatsServer:
     """A server of a test's own, or of the whole run. Credentials files hold JSON {"user", "password"}, mode 0600.
 
-    `session` may use and make streams; `migrate` may delete and purge them too.
+    Its streams are made, as `handmesh up` has them made: `session` may use them, `migrate` may do all.
     """
 
     directory: Path
@@ -94,4 +96,16 @@ def _login(credentials: Path) -> Login:
 
 
 async def _start(directory: Path, port: int, monitor_port: int) -> Nats:
-    return await Nats.start(directory / "nats", directory / "nats.log", port, monitor_port)
+    nats = await Nats.start(directory / "nats", directory / "nats.log", port, monitor_port)
+    try:
+        await migrated(nats.url, nats.migrate_credentials)
+    except BaseException:
+        await nats.process.stop()
+        raise
+    return nats
+
+
+async def migrated(url: str, credentials: Path | None) -> None:
+    """Makes the session service's streams, as its `migrate` does."""
+    async with connected(OperatorSettings(url, credentials, "info"), "migrate") as operator:
+        await migrate(operator)

@@ -11,20 +11,20 @@ from services.session.logs.jetstream.events import JetStreamLog
 from services.session.logs.jetstream.objects import JetStreamObjects
 from services.session.logs.jetstream.queue import JetStreamQueue
 from services.session.logs.jetstream.registry import JetStreamRegistry
-from services.session.logs.jetstream.streams import check_sync, set_up
+from services.session.logs.jetstream.streams import check_streams, check_sync
 from services.session.logs.jetstream.wire import NatsWire
 from services.session.settings import Settings
 
 
 @asynccontextmanager
 async def make(settings: Settings) -> AsyncIterator[Store]:
-    """Connects, checks that NATS keeps what it acknowledges, makes what is missing, and gives the store.
+    """Connects, checks that NATS keeps what it acknowledges, waits for its streams, and gives the store.
 
     Raises UnusableStoreError when this NATS must not be used.
     """
     async with connect(settings) as connection:
         await check_sync(settings)
-        await set_up(connection)
+        await check_streams(connection)
         yield Store(
             JetStreamLog(connection),
             JetStreamRegistry(connection),

@@ -26,6 +26,7 @@ BUCKETS = (
     "requests",
     "sessions",
     "grants",
+    "marks",
     "tombstones",
     "blobs",
     "memory_stores",
@@ -34,7 +35,12 @@ BUCKETS = (
 )
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 
-STREAM_NOT_FOUND = 10059
+MIGRATED_SECONDS = 30.0  # `migrate` has so long when everything starts at once
+LOOK_SECONDS = 0.05
+MUST_MIGRATE = (
+    "Run `python -m services.session.migrate` with NATS's user `migrate` (`handmesh up` does so by itself); "
+    "the session service's own user may neither make nor change streams"
+)
 MUST_SYNC = (
     "nats-server must sync every write: put `sync_interval: always` into its `jetstream` block. "
     "HANDMESH_THROWAWAY=1 runs without, and a power cut can then lose every log"
@@ -70,7 +76,7 @@ def wanted() -> list[dict[str, Any]]:
             f"KV_{bucket}",
             f"$KV.{bucket}.>",
             allow_direct=True,
-            allow_rollup_hdrs=True,
+            allow_rollup_hdrs=False,  # a header could empty a bucket, whatever permissions say
             max_age=GRANT_SECONDS * 1_000_000_000 if bucket == "grants" else 0,
         )
         for bucket in BUCKETS
@@ -79,23 +85,35 @@ def wanted() -> list[dict[str, Any]]:
     return [*logs, *buckets, objects, _stream(WORK, "work.*.*", retention="workqueue", **once)]
 
 
-async def set_up(connection: Connection) -> None:
-    """Makes the streams that are missing. Raises UnusableStoreError for one that is there and is another."""
-    for problem in await asyncio.gather(*(_set_up_one(connection, config) for config in wanted())):
-        if problem:
-            raise UnusableStoreError(problem)
+async def check_streams(connection: Connection) -> None:
+    """Waits until the streams are there as this version needs them: `migrate` makes them, and may run just now.
+
+    Raises UnusableStoreError when they are not in time, and says what is missing.
+    """
+    problems: list[str] = []
+    try:
+        async with asyncio.timeout(MIGRATED_SECONDS):
+            while True:
+                found = await asyncio.gather(*(_check(connection, config) for config in wanted()))
+                problems = [problem for problem in found if problem]
+                if not problems:
+                    return
+                await asyncio.sleep(LOOK_SECONDS)
+    except TimeoutError:
+        said = problems[0] if problems else "it does not answer"
+        raise UnusableStoreError(f"NATS is not ready: {said}. {MUST_MIGRATE}") from None
+    except Unavailable:
+        raise UnusableStoreError(f"NATS does not let this user look at its streams. {MUST_MIGRATE}") from None
 
 
-async def _set_up_one(connection: Connection, config: dict[str, Any]) -> str | None:
+async def _check(connection: Connection, config: dict[str, Any]) -> str | None:
     name = config["name"]
     answer = await connection.ask(f"$JS.API.STREAM.INFO.{name}", {})
-    if answer.get("error", {}).get("err_code") == STREAM_NOT_FOUND:
-        answer = await connection.ask(f"$JS.API.STREAM.CREATE.{name}", config)
     if "error" in answer:
-        return f"NATS refuses the stream {name}: {answer['error'].get('description')}"
+        return f"stream {name}: {answer['error'].get('description')}"
     for key, value in config.items():
-        if answer["config"].get(key, 0) != value:
-            return f"NATS has a stream {name} with {key} other than {value!r}, which handmesh did not make"
+        if key != "num_replicas" and answer["config"].get(key, 0) != value:
+            return f"stream {name} has {key} other than {value!r}"
     return None
 
 

@@ -1,0 +1,75 @@
+"""Makes and changes the streams that everything is kept in: `python -m services.session.migrate`, before a new version
+of the session service starts, with NATS's user `migrate`.
+
+It may be repeated at any time and goes forward only: a stream that a newer version has laid out is left alone, and
+nothing is ever deleted. A log stream that is missing while others are there is made again, and said aloud: its files
+may still be there, and what they have lost is noticed by the sessions' high-water marks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from services.kit.logs import Log as Journal
+from services.session.logs.jetstream.streams import wanted
+from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected, main
+
+LAYOUT = 1  # raised by whoever changes a stream in a way that older versions must not undo
+LAYOUT_KEY = "handmesh_layout"  # in each stream's metadata
+
+_journal = Journal("services.session.migrate")
+
+
+async def migrate(operator: Operator) -> list[str]:
+    """Brings every stream to this version's layout; returns what was done. Raises StoreError."""
+    configs = wanted()
+    answers = await asyncio.gather(*(operator.ask(f"STREAM.INFO.{config['name']}") for config in configs))
+    there = {config["name"]: answer for config, answer in zip(configs, answers, strict=True)}
+    done = await asyncio.gather(*(_migrate_one(operator, config, there[config["name"]]) for config in configs))
+    made = [what for what in done if what.startswith("made")]
+    if made and len(made) < len(done):
+        _journal.warning("streams were missing and are made again", streams=made)
+    return [what for what in done if what]
+
+
+async def _migrate_one(operator: Operator, config: dict[str, Any], there: dict[str, Any]) -> str:
+    name = config["name"]
+    if there.get("error", {}).get("err_code") == NOT_FOUND:
+        verb, said = "CREATE", f"made {name}"
+        config = config | {"metadata": {LAYOUT_KEY: str(LAYOUT)}}
+    elif "error" in there:
+        raise StoreError(f"NATS does not show the stream {name}: {there['error'].get('description')}")
+    else:
+        old = there["config"]
+        layout = int((old.get("metadata") or {}).get(LAYOUT_KEY, 0))
+        if layout > LAYOUT:
+            raise StoreError(
+                f"the stream {name} has layout {layout}, and this version knows {LAYOUT}: upgrade handmesh"
+            )
+        if layout == LAYOUT and not differences(config, old):
+            return ""
+        verb, said = "UPDATE", f"changed {name}"
+        config = old | config | {"metadata": (old.get("metadata") or {}) | {LAYOUT_KEY: str(LAYOUT)}}
+    answer = await operator.ask(f"STREAM.{verb}.{name}", config)
+    if "error" in answer:
+        raise StoreError(f"NATS refuses the stream {name}: {answer['error'].get('description')}")
+    return said
+
+
+def differences(config: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Names what a stream has otherwise than wanted. What NATS adds by itself does not count, nor how many replicas."""
+    return [key for key, value in config.items() if key != "num_replicas" and (there.get(key) or 0) != (value or 0)]
+
+
+async def run(settings: OperatorSettings) -> None:
+    """Migrates once and says what was done."""
+    async with connected(settings, "migrate") as operator:
+        done = await migrate(operator)
+    for what in done:
+        _journal.info("migrated", what=what)
+
+
+if __name__ == "__main__":
+    main("migrate", OperatorSettings, run)

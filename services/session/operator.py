@@ -1,0 +1,123 @@
+"""How the two operators of the store, `migrate` and `janitor`, speak to NATS: seldom, in turn, and with rights that the
+session service does not have.
+
+NATS does not answer what an identity may not do: it complains, and the request times out. So a complaint is what is
+raised, in NATS's own words, when there was one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nats.errors
+from nats.aio.client import Client
+
+from services.kit import logs, settings
+from services.kit.settings import existing, one_of, setting, url
+
+CONNECT_SECONDS = 30.0  # NATS may start at the same time
+ANSWER_SECONDS = 10.0
+RECONNECT_SECONDS = 0.05
+NOT_FOUND = 10059  # JetStream's code for a stream that is not there
+
+
+@dataclass(frozen=True)
+class OperatorSettings:
+    """What an operator of the store is told."""
+
+    nats_url: str = setting("HANDMESH_NATS_URL", url, "nats://127.0.0.1:4222", "Where NATS is.")
+    nats_credentials_file: Path | None = setting(
+        "HANDMESH_NATS_CREDENTIALS_FILE", existing, None, "JSON {user, password}: this operator's login, not session's."
+    )
+    log_level: str = setting(
+        "HANDMESH_LOG_LEVEL", one_of("debug", "info", "warning", "error"), "info", "From where on to log."
+    )
+
+
+S = TypeVar("S", bound=OperatorSettings)
+
+
+class StoreError(Exception):
+    """NATS refuses, or does not answer. The text is one line for the operator."""
+
+
+class Operator:
+    """A connection with an operator's rights."""
+
+    def __init__(self) -> None:
+        self.client = Client()
+        self._complaint = ""
+
+    async def open(self, told: OperatorSettings, name: str) -> None:
+        """Connects, trying again while NATS is starting. Raises StoreError."""
+        login: Mapping[str, str] = {}
+        if told.nats_credentials_file:
+            login = json.loads(told.nats_credentials_file.read_text())
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await self.client.connect(
+                    told.nats_url,
+                    user=login.get("user"),
+                    password=login.get("password"),
+                    name=f"handmesh {name}",
+                    inbox_prefix=f"_INBOX_{login.get('user') or name}".encode(),
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=RECONNECT_SECONDS,  # type: ignore[arg-type]  # slept, so a float is as good
+                    connect_timeout=2,
+                    error_cb=self._on_error,
+                )
+        except TimeoutError:
+            said = self._complaint or "no answer"
+            raise StoreError(f"HANDMESH_NATS_URL is {told.nats_url}, and NATS does not let us in: {said}") from None
+
+    async def _on_error(self, problem: Exception) -> None:
+        self._complaint = str(problem) or type(problem).__name__
+
+    async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Asks JetStream's API. An `error` in the answer is the caller's to look at. Raises StoreError without one."""
+        self._complaint = ""
+        try:
+            answer = await self.client.request(
+                f"$JS.API.{subject}", json.dumps(question or {}).encode(), timeout=ANSWER_SECONDS
+            )
+        except (OSError, nats.errors.Error) as problem:
+            raise StoreError(f"{subject}: {self._complaint or type(problem).__name__}") from None
+        return dict(json.loads(answer.data))
+
+
+def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> None:
+    """Runs an operator to its end. A service's own `main` would bring gRPC, which takes longer than a migration."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m services.session.{name}",
+        epilog="Settings, from the environment:\n" + settings.describe(kind),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    try:
+        values = settings.read(kind)
+    except settings.SettingsError as problems:
+        sys.exit(f"{name}: {str(problems).replace(chr(10), chr(10) + name + ': ')}")
+    logs.set_up(values.log_level)
+    try:
+        asyncio.run(run(values))
+    except StoreError as problem:
+        sys.exit(f"{name}: {problem}")
+
+
+@asynccontextmanager
+async def connected(told: OperatorSettings, name: str) -> AsyncIterator[Operator]:
+    """Opens a connection, and closes it at the end."""
+    operator = Operator()
+    try:
+        await operator.open(told, name)
+        yield operator
+    finally:
+        await operator.client.close()
