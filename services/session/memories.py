@@ -74,9 +74,9 @@ class Memories:
             store = core.parse_store(entry.value) if entry else None
             if entry is None or store is None or tenant not in (None, store.tenant):
                 raise core.missing("memory store")
-            await self._registry.put(STORES, f"d.{store_id}", b"")
             gone = core.spell(replace(store, deleted=True))
             if store.deleted or await self._registry.swap(STORES, f"s.{store_id}", gone, entry.revision):
+                await self._registry.put(STORES, f"d.{store_id}", b"")  # last: what has it, the janitor empties
                 return
         raise _busy()
 
