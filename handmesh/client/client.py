@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from handmesh.client import export, settings
+from handmesh.client import blobs, export, settings
 from handmesh.client.addresses import Addresses, api_key_file, local_api_key
 from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError, raised
-from handmesh.client.session import Session, message, new_event_id
+from handmesh.client.session import Session, blocks_of, message, new_event_id
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
@@ -99,15 +99,21 @@ class Client:
     ) -> Session:
         """Starts a session, with a first message if `content` is given, in one step.
 
+        A message that does not fit into an event needs two: the session, then the message that refers to its blobs.
+
         A `request_id` of your own makes it idempotent across your calls.
         """
         request = session_pb2.CreateSessionRequest(
             request_id=request_id or f"cli_{secrets.token_hex(13)}", config=config or config_pb2.SessionConfig()
         )
-        if content is not None:
+        small = content is None or blobs.fits(blocks_of(content))
+        if content is not None and small:
             request.initial_events.append(event_pb2.Event(event_id=new_event_id(), message_received=message(content)))
         answer = await self.session_link.call(self.session_stub.CreateSession, request)
-        return self.session(answer.session.session_id)
+        session = self.session(answer.session.session_id)
+        if content is not None and not small:
+            await session.send(content, event_id=f"first-{session.id}")
+        return session
 
     def session(self, session_id: str) -> Session:
         """Returns a handle on a session that is there. Asks nobody."""

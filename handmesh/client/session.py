@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from handmesh.client import export
+from handmesh.client import blobs, export
 from handmesh.client.watching import PATIENCE, watch
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import tool_pb2
@@ -48,8 +47,25 @@ class Session:
         return (await self._client.session_link.call(self._client.session_stub.EmitEvent, request)).position
 
     async def send(self, content: str | Sequence[dict[str, Any]], *, event_id: str = "") -> int:
-        """Sends the agent a message, text or content blocks of the model's API; returns its position."""
-        return await self.emit(event_pb2.Event(event_id=event_id, message_received=message(content)))
+        """Sends the agent a message, text or content blocks of the model's API; returns its position.
+
+        What does not fit into an event is uploaded first, and the message refers to it (see `handmesh.client.blobs`).
+        """
+        blocks = blocks_of(content)
+        if not blobs.fits(blocks):
+            blocks = await blobs.shrunk(blocks, self.upload)
+        return await self.emit(event_pb2.Event(event_id=event_id, message_received=message(blocks)))
+
+    async def upload(self, content: bytes | AsyncIterable[bytes], media_type: str) -> event_pb2.BlobRef:
+        """Keeps something big beside the log. Idempotent by content; raises `BLOB_QUOTA` over the session's quota.
+
+        `blobs.reference` makes the content block by which a message refers to it.
+        """
+        return await blobs.upload(self._client.session_link, self._client.session_stub, self.id, content, media_type)
+
+    def download(self, blob_id: str, offset: int = 0, length: int = 0) -> AsyncIterator[bytes]:
+        """Yields a blob, or `length` bytes of it (0: all) from `offset` on, in pieces of at most 256 KiB."""
+        return blobs.download(self._client.session_link, self._client.session_stub, self.id, blob_id, offset, length)
 
     async def interrupt(self) -> int:
         """Asks the agent to stop its turn. The turn ends with `TURN_END_REASON_INTERRUPTED` a moment later."""
@@ -156,10 +172,14 @@ class Session:
         return watch(self._client.session_link, self._client.session_stub, request, patience)
 
 
+def blocks_of(content: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns content as content blocks of the model's API."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+
+
 def message(content: str | Sequence[dict[str, Any]]) -> event_pb2.MessageReceived:
     """Makes a message from text, or from content blocks as the model's API takes them."""
-    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
-    return event_pb2.MessageReceived(content_json=json.dumps(blocks, ensure_ascii=False))
+    return event_pb2.MessageReceived(content_json=blobs.spelled(blocks_of(content)))
 
 
 def new_event_id() -> str:

@@ -59,7 +59,9 @@ authorization {{
             "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.KV_tombstones",
             {log_purges},
             "$JS.API.STREAM.PURGE.OBJECTS",
-            "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions"
+            "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions", "$JS.API.STREAM.PURGE.KV_blobs",
+            "$JS.API.STREAM.PURGE.KV_memory_stores", "$JS.API.STREAM.PURGE.KV_memories",
+            "$JS.API.STREAM.PURGE.KV_memory_versions"
           ]
         }}
         subscribe: {{ allow: ["_INBOX_janitor.>"] }}

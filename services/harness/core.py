@@ -39,6 +39,16 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
+class BlobRef:
+    """Something big that is kept beside the log. `size` is in bytes, `sha256` in hex."""
+
+    blob_id: str
+    media_type: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call of the model. `input` is JSON text; `cut` means that the answer broke off inside it."""
 

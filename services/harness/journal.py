@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
-from services.harness.core import Fact, Woke
+from services.harness.core import Fact, Replied, Woke
 from services.harness.ports import SessionLog
+from services.harness.shelf import Shelf
 from services.kit.errors import Conflict, Refused, Unavailable
 
 SAY_AGAIN_SECONDS = 60.0  # how long a fact is said again while the session service is away
@@ -31,6 +32,7 @@ class Journal:
         self.head = 0
         self.epoch = 0
         self.grant = ""
+        self.shelf = Shelf(log)
         self._waiting: list[asyncio.Future[None]] = []
         self._apply = apply
         self._reader: asyncio.Task[None] | None = None
@@ -110,7 +112,7 @@ class Journal:
                 mine = Event()
                 mine.CopyFrom(event)
                 mine.position, mine.epoch = position, self.epoch
-                self._take(fact_of(mine))
+                self._take(await self._whole(fact_of(mine)))
         await self._reach(first_position + len(events) - 1)
 
     async def _reach(self, position: int) -> None:
@@ -129,9 +131,12 @@ class Journal:
     async def _read(self) -> None:
         async for page in self.log.follow(1):
             for fact in page.facts:
-                self._take(fact)
+                self._take(await self._whole(fact))
             if self.head >= page.last_position:
                 self._caught_up.set()
+
+    async def _whole(self, fact: Fact) -> Fact:
+        return await self.shelf.whole(fact) if isinstance(fact, Replied) else fact
 
     def _take(self, fact: Fact) -> None:
         if fact.position != self.head + 1:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from handmesh.session.v1.event_pb2 import Event, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
-from services.harness.core import Fact, ToolResult, ToolSpec
+from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,18 @@ class SessionLog(Protocol):
 
         Raises Conflict (`POSITION_CONFLICT`, `EPOCH_STALE`), Refused (`TOOL_CALL_SETTLED`, ...), Invalid and
         Unavailable.
+        """
+
+    async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
+        """Keeps something big beside the log. Idempotent by content.
+
+        Raises Full (`BLOB_QUOTA`), Refused (`SESSION_ENDED`), Invalid and Unavailable.
+        """
+
+    async def get_blob(self, blob_id: str, max_bytes: int) -> bytes | None:
+        """Returns what a blob holds; None when it has more than `max_bytes`.
+
+        Raises Gone (`BLOB_NOT_FOUND`), Invalid (`ID_INVALID`) and Unavailable.
         """
 
     def previews(self, epoch: int) -> Previews:

@@ -166,9 +166,11 @@ def _check_readable(request: Any) -> None:
 
 
 async def _checked(requests: AsyncIterator[Message], shares: Shares, caller: identity.Caller) -> AsyncIterator[Message]:
+    first = True
     async for request in requests:
         _check_readable(request)
-        check_ids(request)
+        check_ids(request, first=first)
+        first = False
         taken = shares.take(caller, request.ByteSize())
         try:
             yield request
@@ -198,15 +200,16 @@ async def _in_time(work: Awaitable[Any], context: Context, seconds: float) -> An
     raise asyncio.CancelledError  # abort has raised
 
 
-def check_ids(message: Message) -> None:
+def check_ids(message: Message, *, first: bool = True) -> None:
     """Raises Invalid for the first id in the message's own fields that has not the form of ids.
 
-    A minted id must be there unless its field is `optional`; a chosen id may be left out.
+    A minted id must be there unless its field is `optional`; a chosen id may be left out. In a stream of requests the
+    `first` names what it is about, and the others may leave it out.
     """
     for name, required in _fields_with_ids(message.DESCRIPTOR):
         value = getattr(message, name)
         if isinstance(value, str):
-            if value or (required and name in ids.MINTED_FIELDS):
+            if value or (first and required and name in ids.MINTED_FIELDS):
                 ids.check(name, value)
         else:
             for each in value:

@@ -10,12 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from handmesh.session.v1.memory_pb2_grpc import MemoryServiceServicer, add_MemoryServiceServicer_to_server
+from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
 from services.session import retention
 from services.session.admission import MAX_SESSION_BYTES
+from services.session.blobs import Blobs
+from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.claims import Claims
 from services.session.grants import Grants
 from services.session.index import Index
@@ -25,6 +27,8 @@ from services.session.lifecycle_fork import Forks
 from services.session.lifecycle_import import Imports
 from services.session.listing import Listing
 from services.session.log import Store, UnusableStoreError
+from services.session.memories import Memories
+from services.session.memories_server import MemoryServicer
 from services.session.previews import Previews
 from services.session.reader import Reader
 from services.session.recent import Recent
@@ -45,7 +49,12 @@ SERVICES = ("handmesh.session.v1.SessionService", "handmesh.session.v1.MemorySer
 _journal = Journal("services.session")
 
 
-def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES, rules: Sequence[Rule] = ()) -> Parts:
+def parts(
+    store: Store,
+    session_bytes: int = MAX_SESSION_BYTES,
+    rules: Sequence[Rule] = (),
+    limits: Limits = DEFAULT_LIMITS,
+) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
     marks = Marks(store.registry)
@@ -62,7 +71,8 @@ def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES, rules: Sequence[
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
     listing = Listing(store.registry, index, writer, reader)
     asked = Requests(store.registry)
-    forks = Forks(log, writer, reader, sessions, asked, index, claims, now)
+    blobs = Blobs(store.objects, store.registry, writer, limits)
+    forks = Forks(log, writer, reader, sessions, asked, index, claims, blobs, now)
     imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
     return Parts(
         sessions,
@@ -78,6 +88,8 @@ def parts(store: Store, session_bytes: int = MAX_SESSION_BYTES, rules: Sequence[
         grants,
         writer,
         Verifier(log, marks, writer),
+        blobs,
+        Memories(store.objects, store.registry, now),
     )
 
 
@@ -99,10 +111,10 @@ async def run(settings: Settings) -> None:
 
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
-    whole = parts(store, settings.session_bytes, rules)
+    whole = parts(store, settings.session_bytes, rules, Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
     server = Server(settings)
-    add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)  # type: ignore[abstract]  # see its docstring
-    add_MemoryServiceServicer_to_server(MemoryServiceServicer(), server.grpc)  # type: ignore[abstract]  # not built yet
+    add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
+    add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     keeping = asyncio.create_task(whole.run())
     caring = asyncio.create_task(whole.upkeep.run())
     ends: set[asyncio.Task[Any]] = {

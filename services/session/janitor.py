@@ -59,7 +59,19 @@ class Janitor:
             self._done[session_id] = self._now()
             count += 1
             _journal.info("purged", session_id=session_id, messages=messages)
-        return count
+        return count + await self._sweep_stores()
+
+    async def _sweep_stores(self) -> int:
+        """Purges the memory stores that were deleted, the mark of each last; returns how many."""
+        marks = "$KV.memory_stores.d."
+        stores = [subject.removeprefix(marks) async for subject in self._subjects("KV_memory_stores", marks + "*")]
+        for store_id in stores:
+            messages = await self._purge("OBJECTS", f"obj.{store_id}.>")
+            messages += await self._purge("KV_memories", f"$KV.memories.{store_id}.*")
+            messages += await self._purge("KV_memory_versions", f"$KV.memory_versions.{store_id}.>")
+            await self._purge("KV_memory_stores", marks + store_id)
+            _journal.info("purged", memory_store_id=store_id, messages=messages)
+        return len(stores)
 
     async def purge(self, session_id: str) -> int:
         """Purges one session; returns how many messages that were. The mark goes first: without it no log is short."""
@@ -67,6 +79,7 @@ class Janitor:
         purged = await self._purge("KV_marks", f"$KV.marks.{session_id}")
         purged += await self._purge(f"LOG-{shard}", f"log.{shard}.{session_id}.*")
         purged += await self._purge("KV_sessions", f"$KV.sessions.*.{session_id}")
+        purged += await self._purge("KV_blobs", f"$KV.blobs.{session_id}")
         return purged + await self._purge("OBJECTS", f"obj.{session_id}.>")
 
     async def _purge(self, stream: str, subject: str) -> int:

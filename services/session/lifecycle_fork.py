@@ -15,6 +15,7 @@ from handmesh.session.v1.session_pb2 import ForkSessionRequest, Session
 from services.kit.errors import Conflict, Full, Invalid, OutOfRange, Refused, Unavailable
 from services.session import codec, configs
 from services.session.admission import MAX_BATCH_EVENTS, MAX_EVENTS
+from services.session.blobs import Blobs
 from services.session.claims import Claims
 from services.session.core import WriteState
 from services.session.emitters import SESSION
@@ -44,6 +45,7 @@ class Forks:
         requests: Requests,
         index: Index,
         claims: Claims,
+        blobs: Blobs,
         now: Callable[[], int],
     ) -> None:
         self._log = log
@@ -53,6 +55,7 @@ class Forks:
         self._requests = requests
         self._index = index
         self._claims = claims
+        self._blobs = blobs
         self._now = now
 
     async def fork(self, request: ForkSessionRequest, tenant: str | None) -> Session:
@@ -71,6 +74,7 @@ class Forks:
 
     async def _make(self, request: ForkSessionRequest, session_id: str, position: int, tenant: str) -> None:
         await self._index.announce(session_id, tenant, self._now())
+        await self._blobs.copy(request.session_id, session_id)
         for _ in range(MAX_TRIES):
             try:
                 state = await self._state(session_id)

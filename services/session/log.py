@@ -4,6 +4,7 @@
     Registry   small values by key, with compare-and-set
     WorkQueue  sessions that need a harness, durable
     Wire       what replicas tell each other at once, and forget
+    Objects    big content, in a module of its own (`objects.py`)
 
 `conformance.py` checks each promise made here against every folder of `logs/`. Whatever cannot be reached is
 Unavailable (`LOG_UNAVAILABLE`) within `PATIENCE_SECONDS`; it may have happened all the same.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from services.kit.errors import Gone
+from services.session.objects import Objects
 
 PATIENCE_SECONDS = 2.0
 MAX_STORED_BYTES = 1024 * 1024 + 64 * 1024  # a batch with what the log sets in each of its events
@@ -166,4 +168,5 @@ class Store:
     registry: Registry
     queue: WorkQueue
     wire: Wire
+    objects: Objects
     lost: Callable[[], Coroutine[Any, Any, str]]  # returns why, once the store is gone for good

@@ -17,12 +17,14 @@ from services.kit.errors import Invalid
 from services.kit.guard import encoded
 from services.kit.identity import current as caller
 from services.session import codec
+from services.session.blobs import Blobs
 from services.session.claims import Claims
 from services.session.grants import CACHE_SECONDS, Grants
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
 from services.session.lifecycle_import import Imports
 from services.session.listing import Filter, Listing
+from services.session.memories import Memories
 from services.session.previews import Previews
 from services.session.reader import Anchor, Reader
 from services.session.sessions import Sessions
@@ -54,6 +56,8 @@ class Parts:
     grants: Grants
     writer: Writer
     verifier: Verifier
+    blobs: Blobs
+    memories: Memories
 
     async def run(self) -> None:
         """Does what is done behind the calls, for ever."""
@@ -64,6 +68,7 @@ class Parts:
     async def finish(self) -> None:
         """Carries through what was begun."""
         await self.sessions.finish()
+        await self.blobs.finish()
         await self.writer.finish()
 
 
@@ -188,7 +193,7 @@ class SessionServicer(SessionServiceServicer):
         return pb.ReleaseWorkResponse(offered_again=again)
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
-        granted = await self._parts.grants.check(_grant_of(context))
+        granted = await self._parts.grants.check(grant_of(context))
         return pb.CheckGrantResponse(
             session_id=granted.session_id,
             tenant=granted.tenant,
@@ -208,6 +213,22 @@ class SessionServicer(SessionServiceServicer):
             else:
                 yield pb.WatchRevocationsResponse(session_id=revoked.session_id, below_epoch=revoked.below_epoch)
 
+    async def UploadBlob(
+        self, request_iterator: AsyncIterator[pb.UploadBlobRequest], context: Context
+    ) -> pb.UploadBlobResponse:
+        async def whole() -> bool:
+            return await _listens(context)
+
+        return pb.UploadBlobResponse(blob=await self._parts.blobs.upload(request_iterator, caller().tenant, whole))
+
+    async def DownloadBlob(
+        self, request: pb.DownloadBlobRequest, context: Context
+    ) -> AsyncIterator[pb.DownloadBlobResponse]:
+        async for piece in self._parts.blobs.download(
+            request.session_id, request.blob_id, request.offset, request.length, caller().tenant
+        ):
+            yield pb.DownloadBlobResponse(chunk=piece)
+
 
 def _send_grant(context: Context, grant: str) -> None:
     """Sends a new epoch's grant, once, beside the answer: messages are logged and traced, metadata is not."""
@@ -215,7 +236,17 @@ def _send_grant(context: Context, grant: str) -> None:
         context.set_trailing_metadata(((GRANT_KEY, grant),))
 
 
-def _grant_of(context: Context) -> str:
+async def _listens(context: Context) -> bool:
+    """Says whether the caller is still there, by sending it something: on a call that was broken off that fails."""
+    try:
+        await context.send_initial_metadata(())
+    except grpc.aio.InternalError:
+        return False
+    return not context.cancelled()
+
+
+def grant_of(context: Context) -> str:
+    """Returns the grant that a call shows, or nothing."""
     for key, value in context.invocation_metadata() or ():
         if key == GRANT_KEY and isinstance(value, str):
             return value

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from services.kit.settings import Mesh, existing, flag, one_of, setting, tuning, url, whole
 from services.session.admission import MAX_SESSION_BYTES
+from services.session.blobs_core import MAX_BLOB_BYTES, QUOTA_BYTES
 
 
 @dataclass(frozen=True)
@@ -30,3 +31,7 @@ class Settings(Mesh):
     retention_file: Path | None = tuning(
         "HANDMESH_RETENTION_FILE", existing, None, "JSON: how long sessions are kept, by label. None means for ever."
     )
+    blob_quota_bytes: int = tuning(
+        "HANDMESH_BLOB_QUOTA_BYTES", whole, QUOTA_BYTES, "Most bytes of blobs that one session keeps."
+    )
+    max_blob_bytes: int = tuning("HANDMESH_MAX_BLOB_BYTES", whole, MAX_BLOB_BYTES, "Most bytes of one blob.")

@@ -217,7 +217,7 @@ class Writer:
         """Reads what the log has beyond what is remembered, to its end."""
         damaged, era = kept.state.damaged, self._era
         mark = await self._least(session_id, kept)  # before the head: others append meanwhile
-        state, cold = kept.state, not kept.state.head
+        state, names, cold = kept.state, len(kept.state.names), not kept.state.head
         last, snapshot = await self._look(session_id, cold=cold and kept.era == NEVER)
         end = last.last_position if last else 0
         if snapshot is not None and snapshot.head <= end:

@@ -15,18 +15,23 @@ import grpc
 
 from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
+from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub, add_SessionServiceServicer_to_server
 from services.kit.channels import raised
 from services.kit.errors import ServiceError
 from services.kit.serving import Server
 from services.session.__main__ import SERVICES, parts
+from services.session.blobs_core import Limits
 from services.session.log import Store
+from services.session.memories_server import MemoryServicer
 from services.session.server import Parts, SessionServicer
 from services.session.settings import Settings
 from tests.support.mesh_server import Served
 from tests.support.nats import NatsServer
 
 OTHER_KEY = "hm_other"
+QUOTA_BYTES = 90 * 1024 * 1024
+MAX_BLOB_BYTES = 80 * 1024 * 1024
 WOKE = ev.HarnessWoke(harness="messages", instance="test")
 
 
@@ -43,6 +48,8 @@ def make_settings(data: Path, nats: NatsServer | None, log: str = "jetstream") -
         nats_credentials_file=nats.session_credentials if nats else None,
         nats_monitor_url=nats.monitor_url if nats else None,
         throwaway=False,
+        blob_quota_bytes=QUOTA_BYTES,
+        max_blob_bytes=MAX_BLOB_BYTES,
     )
 
 
@@ -127,10 +134,11 @@ async def running(settings: Settings, identities: Path) -> AsyncIterator[Service
 @asynccontextmanager
 async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIterator[Service]:
     """Serves a store until the end of the block."""
-    whole = parts(store, settings.session_bytes)
+    whole = parts(store, settings.session_bytes, limits=Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
-    await server.start(SERVICES[0])
+    add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
+    await server.start(*SERVICES)
     keeping = asyncio.create_task(whole.run())
     key = (identities / "client" / "api_key").read_text().strip()
     served = Served(server.addresses[0], server.addresses[1] or "", identities / "tls", key)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from handmesh.launcher.nats import SHARDS
+from handmesh.session.v1 import session_pb2 as pb
 from services.session import janitor as janitors
 from services.session.integrity import Mark, Marks
 from services.session.janitor import Janitor
@@ -165,6 +166,36 @@ async def test_what_has_a_tombstone_is_purged(
         assert await service.store.registry.get("tombstones", gone) is not None
         assert len(await service.log(kept)) == 11
         assert (await Marks(service.store.registry).read(kept)).position == 11
+
+
+async def test_blobs_and_memory_stores_are_purged(own_nats_server: NatsServer, run: Run) -> None:
+    """Of a deleted session its blobs go, of a deleted store its files and versions; others stay."""
+    async with (
+        operator(own_nats_server, "migrate") as migrator,
+        run() as service,
+        operator(own_nats_server, "janitor") as cleaner,
+    ):
+        await _make_tombstones(migrator)
+        sessions = [await service.create(), await service.create()]
+        memories = service.parts.memories
+        stores = [(await memories.create("default", "notes", "")).memory_store_id for _ in range(2)]
+        for session, store in zip(sessions, stores, strict=True):
+            asked = [pb.UploadBlobRequest(session_id=session, media_type="image/png", chunk=b"x")]
+            await service.harness.UploadBlob(iter(asked))
+            for content in (b"one", b"two"):
+                await memories.write(store, "a/b", content, None, None, "")
+        await memories.delete_store(stores[0], None)
+        await service.store.registry.put("tombstones", sessions[0], json.dumps({"deleted": 1}).encode())
+        assert await Janitor(cleaner).sweep() == 2
+        registry, objects = service.store.registry, service.store.objects
+        assert await registry.get("blobs", sessions[0]) is None
+        assert await objects.list(sessions[0]) == await objects.list(stores[0]) == {}
+        assert await registry.keys("memories", f"{stores[0]}.") == []
+        assert await registry.keys("memory_versions", f"{stores[0]}.") == []
+        assert await memories.deleted() == []
+        assert await registry.get("blobs", sessions[1]) is not None
+        assert len(await objects.list(sessions[1])) == 1
+        assert (await memories.read(stores[1], "a/b", 1, None))[1] == b"one"
 
 
 async def test_an_unfinished_purge_is_finished(own_nats_server: NatsServer, run: Run) -> None:

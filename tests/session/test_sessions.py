@@ -341,14 +341,6 @@ def _methods(service: Service, session_id: str) -> list[tuple[Any, str, Any]]:
     ]
 
 
-async def test_what_is_not_built_says_so(service: Service) -> None:
-    """Methods that later work brings answer UNIMPLEMENTED and not INTERNAL."""
-    session = await service.create()
-    for method, request in (("DownloadBlob", pb.DownloadBlobRequest(session_id=session, blob_id=ids.mint("blob"))),):
-        error = await refusal(getattr(service.client, method)(request))
-        assert (error.code, error.reason) == ("UNIMPLEMENTED", "UNIMPLEMENTED"), method
-
-
 async def test_json_numbers_in_labels_do_not_matter(service: Service) -> None:
     """Labels of any text are found again as they are."""
     odd = {"ключ": 'va"l\\ue', "k.v": "*", "empty": ""}

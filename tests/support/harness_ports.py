@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -12,10 +13,10 @@ from handmesh.session.v1.config_pb2 import SessionConfig
 from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import fact_of
-from services.harness.core import ToolResult, ToolSpec
+from services.harness.core import BlobRef, ToolResult, ToolSpec
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox
 from services.kit import ids
-from services.kit.errors import Conflict, Gone, Refused, ServiceError
+from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 
 SESSION = "sess_" + "0" * 26
 
@@ -33,6 +34,9 @@ class MemoryLog:
         self.session_id = SESSION
         self.events: list[Event] = []
         self.shown: list[Preview] = []
+        self.blobs: dict[str, bytes] = {}
+        self.fetched: list[str] = []
+        self.blob_refusal: ServiceError | None = None
         self._news = asyncio.Condition()
         self._append([Event(event_id="start", session_started=SessionStarted(config=config))], 0)
         self._append([message(first, "m1")], 0)
@@ -65,6 +69,8 @@ class MemoryLog:
         await asyncio.sleep(0)
         for event in events:
             ids.check("event_id", event.event_id)
+            if event.ByteSize() > 1024 * 1024:
+                raise Invalid("EVENT_TOO_LARGE", "an event has at most 1 MiB")
         async with self._news:
             found = [event.position for event in self.events if event.event_id == events[0].event_id]
             if found:
@@ -89,6 +95,20 @@ class MemoryLog:
             stored.position, stored.epoch = position, epoch
             self.events.append(stored)
         return first
+
+    async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
+        if self.blob_refusal is not None:
+            raise self.blob_refusal
+        sha256 = hashlib.sha256(data).hexdigest()
+        ref = BlobRef("blob_" + sha256[:26], media_type, len(data), sha256)
+        self.blobs[ref.blob_id] = data
+        return ref
+
+    async def get_blob(self, blob_id: str, max_bytes: int) -> bytes | None:
+        self.fetched.append(blob_id)
+        if blob_id not in self.blobs:
+            raise Gone("BLOB_NOT_FOUND", "no such blob", blob_id=blob_id)
+        return self.blobs[blob_id] if len(self.blobs[blob_id]) <= max_bytes else None
 
     def previews(self, epoch: int) -> MemoryLog:
         return self

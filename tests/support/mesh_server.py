@@ -34,7 +34,7 @@ class Served:
     def as_client(self, key: str | None = None) -> grpc.aio.Channel:
         """Opens a plain channel with an API key in every call; `key=""` shows none."""
         shown = self.key if key is None else key
-        interceptors = [_WithKey(shown), _StreamWithKey(shown)] if shown else []
+        interceptors = [_WithKey(shown), _StreamWithKey(shown), _UploadWithKey(shown)] if shown else []
         return grpc.aio.insecure_channel(self.client_address, interceptors=interceptors)
 
 
@@ -54,6 +54,15 @@ class _StreamWithKey(grpc.aio.UnaryStreamClientInterceptor):
     async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
         metadata = (*(details.metadata or ()), self._pair)
         return await continuation(details._replace(metadata=grpc.aio.Metadata(*metadata)), request)
+
+
+class _UploadWithKey(grpc.aio.StreamUnaryClientInterceptor):
+    def __init__(self, key: str) -> None:
+        self._pair = ("authorization", f"Bearer {key}")
+
+    async def intercept_stream_unary(self, continuation: Any, details: Any, requests: Any) -> Any:
+        metadata = (*(details.metadata or ()), self._pair)
+        return await continuation(details._replace(metadata=grpc.aio.Metadata(*metadata)), requests)
 
 
 @asynccontextmanager

@@ -336,7 +336,13 @@ class MessageReceived(message.Message):
 
     CONTENT_JSON_FIELD_NUMBER: builtins.int
     content_json: builtins.str
-    """JSON: the array of content blocks, as the model's API takes them."""
+    """JSON: the array of content blocks, as the model's API takes them. A block
+    that is too big for an event lies in a blob, and a reference stands for it:
+    `{"type": "handmesh_blob", "blob_id", "media_type", "size", "sha256"}`. For
+    the model an image, a PDF or a text takes its place; of the media type
+    `application/vnd.handmesh.blocks+json`, a JSON array of content blocks, its
+    blocks do. Anything else is only named.
+    """
     def __init__(
         self,
         *,
@@ -435,7 +441,10 @@ class ModelReplied(message.Message):
     READ_POSITION_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     content_json: builtins.str
-    """JSON: the array of content blocks, byte for byte as the model sent them."""
+    """JSON: the array of content blocks, byte for byte as the model sent them.
+    Over the limit of an event: a reference to the blob that holds all of it
+    (see `MessageReceived`), then each `tool_use` block with an empty input.
+    """
     stop_reason: builtins.str
     """Why the model stopped, as the model's API spells it."""
     message_id: builtins.str
@@ -550,11 +559,14 @@ class ToolFinished(message.Message):
     """The model's id for the call."""
     @builtins.property
     def result(self) -> tool_pb2.ToolResult:
-        """What the tool said, or why it did not run."""
+        """What the tool said, or why it did not run. Output that is too big for the
+        event has its head and tail here; a block that is too big has a reference
+        in its place (see `MessageReceived`).
+        """
 
     @builtins.property
     def blobs(self) -> containers.RepeatedCompositeFieldContainer[BlobRef]:
-        """Blobs that hold what was too big for the event."""
+        """Blobs that hold what was too big for the event, whole."""
 
     def __init__(
         self,
@@ -580,7 +592,7 @@ class BlobRef(message.Message):
     SHA256_FIELD_NUMBER: builtins.int
     MEDIA_TYPE_FIELD_NUMBER: builtins.int
     blob_id: builtins.str
-    """Its id."""
+    """Its id. Follows from its content and media type."""
     size: builtins.int
     """Its size in bytes."""
     sha256: builtins.str

@@ -62,7 +62,9 @@ class Memory(message.Message):
     WRITE_TIME_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
     path: builtins.str
-    """Its path: relative, without `.` or `..`."""
+    """Its path: relative, without `.`, `..`, empty parts, backslashes or control
+    characters, in Unicode's normal form C, at most 512 bytes.
+    """
     version: builtins.int
     """1 for its first version, then one more for each."""
     sha256: builtins.str

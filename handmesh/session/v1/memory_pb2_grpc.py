@@ -27,7 +27,9 @@ if _version_not_supported:
 
 class MemoryServiceStub:
     """Keeps memory stores: files that outlive sessions, with their history. Served
-    by the session service, on the same store as blobs.
+    by the session service, on the same store as blobs. A harness that shows its
+    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
+    session's tenant, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
     (`MEMORY_NOT_FOUND`).
@@ -83,7 +85,9 @@ class MemoryServiceStub:
 
 class MemoryServiceServicer:
     """Keeps memory stores: files that outlive sessions, with their history. Served
-    by the session service, on the same store as blobs.
+    by the session service, on the same store as blobs. A harness that shows its
+    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
+    session's tenant, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
     (`MEMORY_NOT_FOUND`).
@@ -205,7 +209,9 @@ def add_MemoryServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class MemoryService:
     """Keeps memory stores: files that outlive sessions, with their history. Served
-    by the session service, on the same store as blobs.
+    by the session service, on the same store as blobs. A harness that shows its
+    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
+    session's tenant, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
     (`MEMORY_NOT_FOUND`).

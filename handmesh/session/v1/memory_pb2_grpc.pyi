@@ -28,7 +28,9 @@ GRPC_VERSION: str
 
 class MemoryServiceStub:
     """Keeps memory stores: files that outlive sessions, with their history. Served
-    by the session service, on the same store as blobs.
+    by the session service, on the same store as blobs. A harness that shows its
+    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
+    session's tenant, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
       (`MEMORY_NOT_FOUND`).
@@ -67,7 +69,9 @@ class MemoryServiceStub:
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
     """Keeps memory stores: files that outlive sessions, with their history. Served
-    by the session service, on the same store as blobs.
+    by the session service, on the same store as blobs. A harness that shows its
+    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
+    session's tenant, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
       (`MEMORY_NOT_FOUND`).
@@ -102,7 +106,9 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps memory stores: files that outlive sessions, with their history. Served
-    by the session service, on the same store as blobs.
+    by the session service, on the same store as blobs. A harness that shows its
+    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
+    session's tenant, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
       (`MEMORY_NOT_FOUND`).

@@ -1406,24 +1406,33 @@ class UploadBlobRequest(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     MEDIA_TYPE_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session. Read from the first message."""
     media_type: builtins.str
     """The media type. Read from the first message."""
     chunk: builtins.bytes
     """The next bytes."""
+    size: builtins.int
+    """The whole size in bytes, if the caller knows it. Read from the first
+    message. Say it where you can: an upload that breaks off is then never
+    taken for a shorter one that is complete.
+    """
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         media_type: builtins.str = ...,
         chunk: builtins.bytes = ...,
+        size: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_size", b"_size", "size", b"size"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk", "media_type", b"media_type", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_size", b"_size", "chunk", b"chunk", "media_type", b"media_type", "session_id", b"session_id", "size", b"size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__size: _TypeAlias = typing.Literal["size"]  # noqa: Y015
+    _WhichOneofArgType__size: _TypeAlias = typing.Literal["_size", b"_size"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__size) -> _WhichOneofReturnType__size | None: ...
 
 @typing.final
 class UploadBlobResponse(message.Message):
@@ -1464,7 +1473,7 @@ class DownloadBlobRequest(message.Message):
     offset: builtins.int
     """Bytes to skip."""
     length: builtins.int
-    """Most bytes to send. 0 means all."""
+    """Most bytes to send. 0 means all. A range past the end is shorter, or empty."""
     def __init__(
         self,
         *,

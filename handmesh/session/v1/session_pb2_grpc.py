@@ -383,9 +383,15 @@ class SessionServiceServicer:
 
     def UploadBlob(self, request_iterator, context):
         """Keeps something big beside a session's log. The first message says what,
-        the others carry it in chunks of at most 1 MiB. Idempotent by content.
+        the others carry it in chunks of at most 1 MiB. Idempotent by content: a
+        blob's id follows from its content and media type, and is the same in every
+        session. Nothing of an upload is there before it is complete.
 
-        * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+        * `INVALID_ARGUMENT`: no media type, a chunk over 1 MiB, or another size
+        than was said (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: over the session's quota, or over the limit of one
+        blob (`BLOB_QUOTA`); too many uploads at once (`FULL`).
+        * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

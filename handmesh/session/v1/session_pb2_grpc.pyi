@@ -181,9 +181,15 @@ class SessionServiceStub:
     """
     UploadBlob: _grpc.StreamUnaryMultiCallable[_session_pb2.UploadBlobRequest, _session_pb2.UploadBlobResponse]
     """Keeps something big beside a session's log. The first message says what,
-    the others carry it in chunks of at most 1 MiB. Idempotent by content.
+    the others carry it in chunks of at most 1 MiB. Idempotent by content: a
+    blob's id follows from its content and media type, and is the same in every
+    session. Nothing of an upload is there before it is complete.
 
-    * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+    * `INVALID_ARGUMENT`: no media type, a chunk over 1 MiB, or another size
+      than was said (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: over the session's quota, or over the limit of one
+      blob (`BLOB_QUOTA`); too many uploads at once (`FULL`).
+    * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
     """
     DownloadBlob: _grpc.UnaryStreamMultiCallable[_session_pb2.DownloadBlobRequest, _session_pb2.DownloadBlobResponse]
     """Sends a blob, or a range of it, in chunks of at most 256 KiB.
@@ -344,9 +350,15 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """
     UploadBlob: _aio.StreamUnaryMultiCallable[_session_pb2.UploadBlobRequest, _session_pb2.UploadBlobResponse]  # type: ignore[assignment]
     """Keeps something big beside a session's log. The first message says what,
-    the others carry it in chunks of at most 1 MiB. Idempotent by content.
+    the others carry it in chunks of at most 1 MiB. Idempotent by content: a
+    blob's id follows from its content and media type, and is the same in every
+    session. Nothing of an upload is there before it is complete.
 
-    * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+    * `INVALID_ARGUMENT`: no media type, a chunk over 1 MiB, or another size
+      than was said (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: over the session's quota, or over the limit of one
+      blob (`BLOB_QUOTA`); too many uploads at once (`FULL`).
+    * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
     """
     DownloadBlob: _aio.UnaryStreamMultiCallable[_session_pb2.DownloadBlobRequest, _session_pb2.DownloadBlobResponse]  # type: ignore[assignment]
     """Sends a blob, or a range of it, in chunks of at most 256 KiB.
@@ -624,9 +636,15 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.UploadBlobResponse, _abc.Awaitable[_session_pb2.UploadBlobResponse]]:
         """Keeps something big beside a session's log. The first message says what,
-        the others carry it in chunks of at most 1 MiB. Idempotent by content.
+        the others carry it in chunks of at most 1 MiB. Idempotent by content: a
+        blob's id follows from its content and media type, and is the same in every
+        session. Nothing of an upload is there before it is complete.
 
-        * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+        * `INVALID_ARGUMENT`: no media type, a chunk over 1 MiB, or another size
+          than was said (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: over the session's quota, or over the limit of one
+          blob (`BLOB_QUOTA`); too many uploads at once (`FULL`).
+        * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
         """
 
     @_abc_1.abstractmethod

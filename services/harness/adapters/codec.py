@@ -183,9 +183,13 @@ def call_started(call: core.ToolCall, hand: str, sandbox_id: str) -> Event:
     return Event(event_id=f"started-{call.id}", tool_started=it)
 
 
-def call_finished(call_id: str, result: core.ToolResult) -> Event:
-    """A call was settled."""
-    it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result))
+def call_finished(call_id: str, result: core.ToolResult, blobs: Sequence[core.BlobRef] = ()) -> Event:
+    """A call was settled. The blobs hold what was too big for the event."""
+    refs = [
+        event_pb2.BlobRef(blob_id=each.blob_id, size=each.size, sha256=each.sha256, media_type=each.media_type)
+        for each in blobs
+    ]
+    it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result), blobs=refs)
     return Event(event_id=f"finished-{call_id}", tool_finished=it)
 
 

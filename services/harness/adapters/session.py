@@ -10,13 +10,16 @@ import grpc
 
 from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2 import (
+    DownloadBlobRequest,
     EmitEventsRequest,
     GetSessionRequest,
     Preview,
     PublishPreviewsRequest,
+    UploadBlobRequest,
     WatchEventsRequest,
 )
 from services.harness.adapters.codec import fact_of
+from services.harness.core import BlobRef
 from services.harness.ports import Appended, Page
 from services.kit.channels import raised
 from services.kit.errors import Full, Unavailable
@@ -24,6 +27,8 @@ from services.kit.logs import Log
 
 GRANT_KEY = "x-handmesh-grant"
 EMIT_SECONDS = 15.0
+TRANSFER_SECONDS = 120.0  # of one blob, either way
+CHUNK_BYTES = 512 * 1024  # of one message of an upload
 RECONNECT_SECONDS = 0.2
 PREVIEW_SECONDS = 0.02  # pieces are sent together for this long, but for the first
 MAX_WAITING_PREVIEWS = 1_000
@@ -80,6 +85,31 @@ class RemoteLog:
             raise raised(error) from None
         grant = next((value for key, value in trailing or () if key == GRANT_KEY), "")
         return Appended(answer.first_position, grant if isinstance(grant, str) else grant.decode())
+
+    async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
+        """Keeps something big beside the log (see `SessionLog.put_blob`)."""
+
+        async def messages() -> AsyncIterator[UploadBlobRequest]:
+            for start in range(0, max(1, len(data)), CHUNK_BYTES):
+                chunk = data[start : start + CHUNK_BYTES]
+                yield UploadBlobRequest(session_id=self.session_id, media_type=media_type, chunk=chunk, size=len(data))
+
+        try:
+            blob = (await self._stub.UploadBlob(messages(), timeout=TRANSFER_SECONDS)).blob
+        except grpc.aio.AioRpcError as error:
+            raise raised(error) from None
+        return BlobRef(blob.blob_id, blob.media_type, blob.size, blob.sha256)
+
+    async def get_blob(self, blob_id: str, max_bytes: int) -> bytes | None:
+        """Returns what a blob holds (see `SessionLog.get_blob`)."""
+        request = DownloadBlobRequest(session_id=self.session_id, blob_id=blob_id, length=max_bytes + 1)
+        found = bytearray()
+        try:
+            async for answer in self._stub.DownloadBlob(request, timeout=TRANSFER_SECONDS):
+                found += answer.chunk
+        except grpc.aio.AioRpcError as error:
+            raise raised(error) from None
+        return bytes(found) if len(found) <= max_bytes else None
 
     def previews(self, epoch: int) -> PreviewStream:
         """Opens a way to show previews."""

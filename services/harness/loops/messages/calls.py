@@ -22,7 +22,6 @@ from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailab
 CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had said
 TRY_AGAIN_SECONDS = 30.0  # how long a call that has been sent is asked for again while its hand is away
 PAUSE_SECONDS = 0.25
-MAX_CONTENT_BYTES = 700_000  # of a result's blocks: an event is at most 1 MiB
 
 
 class Calls:
@@ -105,7 +104,7 @@ class Calls:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         result = await self._execute(run)
-        events = [codec.call_finished(run.call.id, _fitting(result))]
+        events = [codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result))]
         if result.outcome == "GONE" and run.sandbox_id:
             events.append(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(*events)
@@ -151,7 +150,7 @@ class Calls:
         """Cancels calls after an interrupt and says what each had said."""
         results = await asyncio.gather(*(self._interrupted(call) for call in calls))
         for call, result in zip(calls, results, strict=True):
-            await self._journal.say(codec.call_finished(call.call.id, _fitting(result)))
+            await self._journal.say(codec.call_finished(call.call.id, *await self._journal.shelf.fitted(result)))
 
     async def _interrupted(self, call: Call) -> ToolResult:
         told = ToolResult("The turn was interrupted before this call ended.", "INTERRUPTED")
@@ -174,13 +173,3 @@ class Calls:
 
 def _named(tool: ToolSpec, prefix: str) -> ToolSpec:
     return replace(tool, name=prefix + tool.name)
-
-
-def _fitting(result: ToolResult) -> ToolResult:
-    """Leaves out blocks that are too big for an event, and says so."""
-    if len(result.content) <= MAX_CONTENT_BYTES:
-        return result
-    note = f"\n[{len(result.content)} bytes of other content left out: the limit is {MAX_CONTENT_BYTES}]"
-    return ToolResult(
-        result.output + note, result.outcome, "", True, result.exit_code, result.signal, result.spill_path
-    )

@@ -22,9 +22,10 @@ from services.harness.loops.messages import core
 from services.harness.loops.messages.calls import Calls
 from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.state import State, fold
-from services.harness.loops.messages.view import view
+from services.harness.loops.messages.view import conversation, view
 from services.harness.ports import Answer, ModelFailure, Ports, Progress, SessionLog
 from services.kit import ids
+from services.kit.errors import Full, Refused
 from services.kit.logs import Log
 
 _log = Log("services.harness.loops.messages")
@@ -89,7 +90,7 @@ class Turn:
                 ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop)
                 await self.journal.propose(ended)
             case core.FinishCall(call=call, result=result):
-                await self.journal.say(codec.call_finished(call.id, result))
+                await self.journal.say(codec.call_finished(call.id, *await self.journal.shelf.fitted(result)))
             case core.AskConfirmation(call=call):
                 position = self.state.reply.position if self.state.reply else 0
                 await self.journal.propose(codec.confirmation_asked(self.journal.log.session_id, position, call))
@@ -162,7 +163,7 @@ class Turn:
         assert self._newest is not None
         newest = await asyncio.shield(self._newest)
         state = self.state  # a message that landed while waiting is read too
-        request = view(state, newest)
+        request = view(state, newest, await self.journal.shelf.opened(conversation(state)))
         body = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         event_id = f"reply-{self.journal.epoch}-{state.head}"
         try:
@@ -170,8 +171,13 @@ class Turn:
         except ModelFailure as failure:
             await self._failed(state, failure)
             return
+        try:
+            content = await self.journal.shelf.fitted_reply(answer.content)
+        except (Full, Refused) as problem:
+            await self._end_failed("session", problem.reason, problem.message, False, state)
+            return
         replied = ModelReplied(
-            content_json=answer.content,
+            content_json=content,
             stop_reason=answer.stop_reason,
             usage=answer.usage,
             message_id=answer.message_id,
@@ -208,6 +214,9 @@ class Turn:
             case Later(attempt=attempt, at=at):
                 await self.journal.say(codec.retry_scheduled(epoch, head, failure.reason, attempt, at))
             case Exhausted():
-                raised = codec.error_raised(epoch, head, "model", failure.reason, failure.message, failure.retryable)
-                ended = codec.turn_ended(epoch, head, "FAILED", state.head, "")
-                await self.journal.say(raised, ended)
+                await self._end_failed("model", failure.reason, failure.message, failure.retryable, state)
+
+    async def _end_failed(self, part: str, reason: str, message: str, retryable: bool, state: State) -> None:
+        epoch, head = self.journal.epoch, self.state.head
+        raised = codec.error_raised(epoch, head, part, reason, message, retryable)
+        await self.journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, ""))

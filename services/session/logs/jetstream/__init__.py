@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from services.session.log import Store
 from services.session.logs.jetstream.connection import connect
 from services.session.logs.jetstream.events import JetStreamLog
+from services.session.logs.jetstream.objects import JetStreamObjects
 from services.session.logs.jetstream.queue import JetStreamQueue
 from services.session.logs.jetstream.registry import JetStreamRegistry
 from services.session.logs.jetstream.streams import check_streams, check_sync
@@ -29,5 +30,6 @@ async def make(settings: Settings) -> AsyncIterator[Store]:
             JetStreamRegistry(connection),
             JetStreamQueue(connection),
             NatsWire(connection),
+            JetStreamObjects(connection),
             lost=connection.lost,
         )

@@ -2,6 +2,7 @@
 
 LOG-0 .. LOG-7   log.<shard>.<session>.<position>   one message per subject, for ever
 WORK             work.<harness>.<session>           a work queue, one message per subject
+OBJECTS          obj.<space>.<object>.<number>      one message per subject, the last one counts
 KV_<bucket>      $KV.<bucket>.<key>                 as NATS's own key-value stores
 """
 
@@ -20,7 +21,19 @@ from services.session.settings import Settings
 
 SHARDS = 8
 WORK = "WORK"
-BUCKETS = ("requests", "sessions", "grants", "marks", "tombstones", "snapshots")
+OBJECTS = "OBJECTS"
+BUCKETS = (
+    "requests",
+    "sessions",
+    "grants",
+    "marks",
+    "tombstones",
+    "snapshots",
+    "blobs",
+    "memory_stores",
+    "memories",
+    "memory_versions",
+)
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 
 MIGRATED_SECONDS = 30.0  # `migrate` has so long when everything starts at once
@@ -69,7 +82,8 @@ def wanted() -> list[dict[str, Any]]:
         )
         for bucket in BUCKETS
     ]
-    return [*logs, *buckets, _stream(WORK, "work.*.*", retention="workqueue", **once)]
+    objects = _stream(OBJECTS, "obj.*.*.*", allow_direct=True)
+    return [*logs, *buckets, objects, _stream(WORK, "work.*.*", retention="workqueue", **once)]
 
 
 async def check_streams(connection: Connection) -> None:

@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from services.session.log import HOLD_SECONDS, Entry, Stop, Store, StoredBatch, TakenError
+from services.session.logs.memory.objects import MemoryObjects
 from services.session.settings import Settings
 
 
 @asynccontextmanager
 async def make(_settings: Settings | None = None) -> AsyncIterator[Store]:
     """Opens an empty store."""
-    yield Store(MemoryLog(), MemoryRegistry(), MemoryQueue(), MemoryWire(), lost=_never)
+    yield Store(MemoryLog(), MemoryRegistry(), MemoryQueue(), MemoryWire(), MemoryObjects(), lost=_never)
 
 
 async def _never() -> str:
