@@ -61,7 +61,7 @@ authorization {{
             "$JS.API.STREAM.PURGE.OBJECTS",
             "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions", "$JS.API.STREAM.PURGE.KV_blobs",
             "$JS.API.STREAM.PURGE.KV_memory_stores", "$JS.API.STREAM.PURGE.KV_memories",
-            "$JS.API.STREAM.PURGE.KV_memory_versions"
+            "$JS.API.STREAM.PURGE.KV_memory_versions", "$JS.API.STREAM.PURGE.KV_snapshots"
           ]
         }}
         subscribe: {{ allow: ["_INBOX_janitor.>"] }}

@@ -22,14 +22,13 @@ from services.session import blobs_core as core
 from services.session.blobs_core import Blob, Limits
 from services.session.log import Registry
 from services.session.objects import CHUNK_BYTES, Objects, chunks_of, read
+from services.session.refusing import drain
 from services.session.writer import Writer
 
 BUCKET = "blobs"  # a catalog for each session
 SEND_BYTES = 256 * 1024  # of one message of a download
 MAX_UPLOADS = 8  # at once into one session, through this process: bounds what is stored before it is counted
 MAX_TRIES = 64  # of a compare-and-set
-DRAIN_BYTES = 64 * 1024 * 1024  # of an upload that was refused
-DRAIN_SECONDS = 10.0
 
 _journal = Journal("services.session.blobs")
 
@@ -56,7 +55,7 @@ class Blobs:
         try:
             return await self._upload(requests, tenant, whole)
         except ServiceError:
-            await _drain(requests)
+            await drain(requests)
             raise
 
     async def _upload(
@@ -235,19 +234,6 @@ def _check_end(first: UploadBlobRequest, size: int, *, whole: bool) -> None:
         raise Invalid("ARGUMENT_INVALID", f"the upload has {size} bytes, not {first.size}", field="size")
     if not whole:
         raise Unavailable("DRAINING", "the caller went away in the middle")  # nobody hears it
-
-
-async def _drain(requests: AsyncIterator[UploadBlobRequest]) -> None:
-    """Reads on for a while what is refused: a caller that is still sending may not hear the reason otherwise."""
-    left = DRAIN_BYTES
-    try:
-        async with asyncio.timeout(DRAIN_SECONDS):
-            async for message in requests:
-                left -= len(message.chunk)
-                if left < 0:
-                    return
-    except (TimeoutError, ServiceError):
-        return
 
 
 def _check_message(first: UploadBlobRequest, message: UploadBlobRequest) -> None:

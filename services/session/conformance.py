@@ -172,9 +172,9 @@ async def registry_02_lets_one_of_many_racers_win(store: Store) -> None:
 async def registry_03_puts_whatever_was_there(store: Store) -> None:
     """A put replaces; buckets do not see each other's keys."""
     key = ids.mint("key")
-    await store.registry.put("sessions", key, b"a")
-    await store.registry.put("sessions", key, b"b")
-    entry = await store.registry.get("sessions", key)
+    await store.registry.put("requests", key, b"a")
+    await store.registry.put("requests", key, b"b")
+    entry = await store.registry.get("requests", key)
     assert entry is not None and entry.value == b"b"
     assert await store.registry.get("requests", key) is None
 
@@ -184,24 +184,24 @@ async def registry_04_lists_by_prefix(store: Store) -> None:
     prefix = ids.mint("tenant") + "."
     keys = [f"{prefix}{ids.mint('sess')}" for _ in range(600)]
     for key in keys:
-        await store.registry.put("sessions", key, key.encode())
-    await store.registry.put("sessions", ids.mint("tenant") + ".x", b"other")
-    assert sorted(await store.registry.keys("sessions", prefix)) == sorted(keys)
-    assert await store.registry.get_many("sessions", [*keys, prefix + "none"]) == {key: key.encode() for key in keys}
-    assert await store.registry.keys("sessions", "nobody.") == []
+        await store.registry.put("requests", key, key.encode())
+    await store.registry.put("requests", ids.mint("tenant") + ".x", b"other")
+    assert sorted(await store.registry.keys("requests", prefix)) == sorted(keys)
+    assert await store.registry.get_many("requests", [*keys, prefix + "none"]) == {key: key.encode() for key in keys}
+    assert await store.registry.keys("requests", "nobody.") == []
 
 
 async def registry_05_tells_what_has_changed(store: Store) -> None:
     """Changes after a revision come in order, each key once and as it is now; after the newest there are none."""
     keys = [ids.mint("key") for _ in range(1_200)]
     for key in keys:
-        await store.registry.put("sessions", key, b"old")
-    await store.registry.put("sessions", keys[0], b"new")
+        await store.registry.put("requests", key, b"old")
+    await store.registry.put("requests", keys[0], b"new")
     seen, revision = await _changes(store, 0)
     ours = [(key, value) for key, value in seen if key in frozenset(keys)]
     assert ours == [*((key, b"old") for key in keys[1:]), (keys[0], b"new")]
     assert await _changes(store, revision) == ([], revision)
-    await store.registry.put("sessions", keys[1], b"newer")
+    await store.registry.put("requests", keys[1], b"newer")
     assert (await _changes(store, revision))[0] == [(keys[1], b"newer")]
 
 
@@ -209,7 +209,7 @@ async def _changes(store: Store, revision: int) -> tuple[list[tuple[str, bytes]]
     found: list[tuple[str, bytes]] = []
     whole = False
     while not whole:
-        part, whole = await store.registry.changes("sessions", revision)
+        part, whole = await store.registry.changes("requests", revision)
         found += [(key, entry.value) for key, entry in part]
         revision = part[-1][1].revision if part else revision
     return found, revision

@@ -80,6 +80,7 @@ class Janitor:
         purged += await self._purge(f"LOG-{shard}", f"log.{shard}.{session_id}.*")
         purged += await self._purge("KV_sessions", f"$KV.sessions.*.{session_id}")
         purged += await self._purge("KV_blobs", f"$KV.blobs.{session_id}")
+        purged += await self._purge("KV_snapshots", f"$KV.snapshots.{session_id}.>")
         return purged + await self._purge("OBJECTS", f"obj.{session_id}.>")
 
     async def _purge(self, stream: str, subject: str) -> int:

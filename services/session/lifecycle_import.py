@@ -24,6 +24,7 @@ from services.session.index import Index
 from services.session.lifecycle import Lifecycle
 from services.session.log import Log, StoredBatch, TakenError
 from services.session.reader import Reader
+from services.session.refusing import drain
 from services.session.requests import Requests
 from services.session.sessions import Sessions
 from services.session.writer import Writer
@@ -75,6 +76,7 @@ class Imports:
         except (Invalid, Exists):
             if session_id and not made:
                 await self._lifecycle.discard(session_id, tenant)
+            await drain(requests)
             raise
         if not made:
             await self._sessions.carry(self._show(session_id))

@@ -15,8 +15,9 @@ from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.event_pb2 import BlobRef
 from services.kit import ids
 from services.session import blobs_core as core
-from services.session.blobs import DRAIN_BYTES, SEND_BYTES
+from services.session.blobs import SEND_BYTES
 from services.session.objects import CHUNK_BYTES
+from services.session.refusing import DRAIN_BYTES
 from tests.session.running import MAX_BLOB_BYTES, QUOTA_BYTES, Run, Service, refusal
 
 MIB = 1024 * 1024

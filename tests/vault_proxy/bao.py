@@ -17,6 +17,12 @@ path "handmesh/destroy/tenants/*" { capabilities = ["update"] }
 path "handmesh/metadata/tenants/*" { capabilities = ["read", "list", "delete"] }
 """
 
+# And where they are only read.
+READER_POLICY = """
+path "handmesh/data/tenants/*" { capabilities = ["read"] }
+path "handmesh/metadata/tenants/*" { capabilities = ["read", "list"] }
+"""
+
 
 def call(bao: OpenBaoServer, method: str, path: str, body: object = None) -> Any:
     """Sends a request with the root token and returns the answer's JSON, None where there is none."""
@@ -31,12 +37,21 @@ def call(bao: OpenBaoServer, method: str, path: str, body: object = None) -> Any
 
 def writer_file(bao: OpenBaoServer, directory: Path) -> Path:
     """Makes an AppRole that may change vaults, and returns the file to log in with."""
-    call(bao, "PUT", "sys/policies/acl/writer", {"policy": WRITER_POLICY})
-    role = {"token_policies": ["writer"], "token_no_default_policy": True, "token_ttl": "1h"}
-    call(bao, "POST", "auth/approle/role/writer", role)
-    role_id = call(bao, "GET", "auth/approle/role/writer/role-id")["data"]["role_id"]
-    secret_id = call(bao, "POST", "auth/approle/role/writer/secret-id", {})["data"]["secret_id"]
-    file = directory / "writer.json"
+    return _login_file(bao, directory, "writer", WRITER_POLICY)
+
+
+def reader_file(bao: OpenBaoServer, directory: Path) -> Path:
+    """Makes an AppRole that may only read vaults, and returns the file to log in with."""
+    return _login_file(bao, directory, "reader", READER_POLICY)
+
+
+def _login_file(bao: OpenBaoServer, directory: Path, name: str, policy: str) -> Path:
+    call(bao, "PUT", f"sys/policies/acl/{name}", {"policy": policy})
+    role = {"token_policies": [name], "token_no_default_policy": True, "token_ttl": "1h"}
+    call(bao, "POST", f"auth/approle/role/{name}", role)
+    role_id = call(bao, "GET", f"auth/approle/role/{name}/role-id")["data"]["role_id"]
+    secret_id = call(bao, "POST", f"auth/approle/role/{name}/secret-id", {})["data"]["secret_id"]
+    file = directory / f"{name}.json"
     write_private_json(file, {"role_id": role_id, "secret_id": secret_id})
     return file
 

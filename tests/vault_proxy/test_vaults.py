@@ -262,8 +262,8 @@ async def test_a_vault_that_an_operator_made_by_hand_is_one(
 
 
 @pytest.mark.vault
-async def test_a_login_that_may_only_read_cannot_write(start: Start, openbao: OpenBaoServer) -> None:
+async def test_a_login_that_may_only_read_cannot_write(start: Start, openbao: OpenBaoServer, tmp_path: Path) -> None:
     """The vault's own policy is the last word; the caller learns that it is the vault's."""
-    async with start(**vault_settings(openbao)) as proxy:
+    async with start(**vault_settings(openbao, operator.reader_file(openbao, tmp_path))) as proxy:
         problem = await failure(new_vault(proxy))
         assert (type(problem), problem.reason) == (Unavailable, "VAULT_UNAVAILABLE")
