@@ -176,7 +176,7 @@ async def registry_03_puts_whatever_was_there(store: Store) -> None:
     await store.registry.put("requests", key, b"b")
     entry = await store.registry.get("requests", key)
     assert entry is not None and entry.value == b"b"
-    assert await store.registry.get("requests", key) is None
+    assert await store.registry.get("sessions", key) is None
 
 
 async def registry_04_lists_by_prefix(store: Store) -> None:
