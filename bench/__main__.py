@@ -23,11 +23,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="which benchmarks; all without any")
     parser.add_argument("--size", choices=SIZES, default="ci", help="how big the stores are (default: ci)")
     parser.add_argument("--only", default="", help="measures the parts of a benchmark whose name begins so")
+    parser.add_argument("--report", action="store_true", help="exits with 0 also when a bound is missed")
     given = parser.parse_args()
     missed = False
     for name in given.names or NAMES:
         missed = _run(importlib.import_module(f"bench.{name}").measure(given.size, given.only)) or missed
-    sys.exit(1 if missed else 0)
+    sys.exit(1 if missed and not given.report else 0)
 
 
 def _run(figures: AsyncIterator[Any]) -> bool:

@@ -16,7 +16,15 @@ from handmesh.launcher.settings import MeshSettings, Scripted
 
 FIRST_STARTS = 2
 WARM_STARTS = 5
-COUNTED = ("session", "harness", "sandbox", "vault_proxy", "nats", "openbao")  # the scripted model stands for Claude
+COUNTED = (
+    "session",
+    "harness",
+    "sandbox",
+    "vault_proxy",
+    "nats",
+    "openbao",
+    "janitor",
+)  # the scripted model stands for Claude
 SCRIPT = Path(handmesh.scripted_model.__file__).parent / "default.yaml"
 
 
