@@ -82,6 +82,16 @@ async def test_an_agent_works_in_a_hand_that_its_first_call_makes(client: Client
     assert events[-1].emitter == "harness"
 
 
+@pytest.mark.docker
+async def test_an_environment_chooses_the_backend(client: Client) -> None:
+    """The same work in a container: the session names an environment, and nothing else differs."""
+    config = SessionConfig(hands={"main": HandSpec(environment="docker")})
+    events = await turn(await client.create_session(config, "work"))
+    assert [it.environment for it in only(events, "sandbox_provisioned")] == ["docker"]
+    assert outcomes(events) == ["OK", "OK"]
+    assert ends(events) == ["DONE"]
+
+
 async def test_a_session_without_tools_never_waits_for_a_hand(client: Client) -> None:
     """Hello and back: no sandbox, no tool call."""
     events = await turn(await client.create_session(content="hello"))
