@@ -6,7 +6,7 @@ from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import replace
 
-from services.kit.errors import Conflict, Denied, Full, Invalid, Refused, ServiceError
+from services.kit.errors import Conflict, Denied, Full, Gone, Invalid, Refused, ServiceError
 from services.session.core import Call, Fact, WriteState, fold, known, name_of
 from services.session.emitters import HARNESS, may_emit
 
@@ -136,3 +136,9 @@ def _not_open(state: WriteState, call: str) -> ServiceError:
 
 def _settled(call: str) -> ServiceError:
     return Refused("TOOL_CALL_SETTLED", f"the tool call has its result already: {call}", tool_use_id=call)
+
+
+def check_owner(session_id: str, state: WriteState, tenant: str | None) -> None:
+    """Raises Gone for a session that is not there, or not the tenant's: a stranger cannot tell which."""
+    if not (state.head or state.damaged) or tenant not in (None, state.tenant):
+        raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)

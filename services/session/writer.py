@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from handmesh.session.v1.event_pb2 import Event
-from services.kit.errors import Gone, Invalid, Refused, ServiceError, Unavailable
+from services.kit.errors import Invalid, Refused, ServiceError, Unavailable
 from services.kit.logs import Log as Journal
 from services.session import codec
-from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters
+from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters, check_owner
 from services.session.core import Fact, WriteState, fold, known
 from services.session.integrity import SETTLING, Mark, Marks, fits
 from services.session.log import DeletedError, Log, StoredBatch, TakenError, Wire
+from services.session.replay import fold_batch
 from services.session.snapshots import Snapshots
 
 NOTE = "note"  # the topic on which replicas hear of each other's batches
@@ -150,7 +151,8 @@ class Writer:
                     await self._catch_up(session_id, kept)  # a session that was deleted has no events
                 return found
             try:
-                _check_existence(session_id, kept.state, draft)
+                if draft.facts[0].kind != "session_started":
+                    check_owner(session_id, kept.state, draft.tenant)
                 admit(
                     kept.state,
                     draft.facts,
@@ -208,7 +210,7 @@ class Writer:
         """Reads what took our position, in one step: whoever is slower here loses the next position too."""
         state, names, head = kept.state, len(kept.state.names), kept.state.head
         for batch in await self._log.read(session_id, head + 1, head + 1 + READ_ON_SPAN, READ_BYTES):
-            _fold_batch(state, batch, kept.mark or Mark())
+            fold_batch(state, batch, kept.mark or Mark())
         self._weigh(session_id, kept, names)
         if state.head >= head + READ_ON_SPAN:
             await self._catch_up(session_id, kept)
@@ -226,7 +228,7 @@ class Writer:
             batches = await self._log.read(session_id, state.head + 1, end + 1, READ_BYTES)
             state.damaged = not batches
             for batch in batches:
-                _fold_batch(state, batch, mark)
+                fold_batch(state, batch, mark)
         if not mark.position <= state.head <= end or (last and state.head == end and state.digest != last.digest):
             state.damaged = True
             state.tenant = state.tenant or mark.tenant
@@ -257,7 +259,7 @@ class Writer:
         if marked and batches and batches[0].last_position == found.head and batches[0].digest == found.digest:
             kept.state, kept.snapshot = found, found.head
             for batch in batches[1:]:
-                _fold_batch(found, batch, mark)
+                fold_batch(found, batch, mark)
         return kept.state
 
     def _snapshot(self, session_id: str, kept: _Kept) -> None:
@@ -300,30 +302,3 @@ class Writer:
     def _forget_if_strange(self, session_id: str, kept: _Kept) -> None:
         if not (kept.state.head or kept.state.damaged) and self._kept.get(session_id) is kept:
             del self._kept[session_id]
-
-
-def check_owner(session_id: str, state: WriteState, tenant: str | None) -> None:
-    """Raises Gone for a session that is not there, or not the tenant's: a stranger cannot tell which."""
-    if not (state.head or state.damaged) or tenant not in (None, state.tenant):
-        raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
-
-
-def _check_existence(session_id: str, state: WriteState, draft: Draft) -> None:
-    if draft.facts[0].kind != "session_started":
-        check_owner(session_id, state, draft.tenant)
-
-
-def _fold_batch(state: WriteState, batch: StoredBatch, mark: Mark) -> None:
-    """Folds a stored batch, or marks the state as damaged: a gap, a link that does not fit, or not the marked batch."""
-    events = codec.unsealed(batch.data)
-    fits_on = (batch.first_position, batch.prev_digest, batch.count) == (state.head + 1, state.digest, len(events))
-    if state.damaged or not fits_on or any(e.position != p for p, e in enumerate(events, batch.first_position)):
-        state.damaged = True
-        return
-    marked = state.head < mark.position
-    for event in events:
-        fold(state, codec.stored_fact(event), codec.nanoseconds(event.emit_time))
-    state.size += len(batch.data)
-    state.digest = batch.digest
-    if marked and not fits(mark, state.head, state.digest):
-        state.damaged = True
