@@ -45,7 +45,7 @@ test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is
 	@$(PY) -m pytest $(ARGS)
 
 .PHONY: drill
-drill: setup ## Run the drills that kill, damage and cut the power, at full size (some 30 minutes)
+drill: setup ## Run the drills that kill, damage and cut the power, at full size (some 8 minutes)
 	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills $(ARGS)
 
 .PHONY: check
