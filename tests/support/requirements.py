@@ -6,6 +6,7 @@ A marker (`nats`, `vault`, `docker`, `bwrap`, `e2e`, `live`) on a test or module
 
 import functools
 import os
+import socket
 import subprocess
 
 import pytest
@@ -71,6 +72,16 @@ def _lack_of_bao() -> str | None:
     return None
 
 
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(PROBE_TIMEOUT)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
 def _lack_of_docker() -> str | None:
     try:
         import docker
@@ -78,6 +89,9 @@ def _lack_of_docker() -> str | None:
         return "the Docker SDK is not installed. Get it with: pip install docker"
     from docker.errors import DockerException, ImageNotFound
 
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    if host.startswith("unix://") and not _listens(host.removeprefix("unix://")):
+        return f"no Docker Engine answers at {host}"  # the SDK would leave its socket open
     try:
         client = docker.from_env(timeout=PROBE_TIMEOUT)
     except DockerException as reason:
