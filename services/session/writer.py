@@ -2,6 +2,8 @@
 
 The store alone decides who gets a position. What this process remembers of a session is a guess until an append
 succeeds: a position that is taken, or a refusal by the rules, makes it read on and ask the rules again.
+
+A few lines longer than a module should be: one class around one lock, which is read best in one piece.
 """
 
 from __future__ import annotations
