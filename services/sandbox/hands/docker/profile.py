@@ -51,6 +51,8 @@ def command(recipe: Recipe) -> list[str]:
 def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
     """Returns the engine's `HostConfig`, as its API names things."""
     limits = recipe.limits
+    # What is written counts as memory: it comes on top, or a full workspace would leave the runner nothing to live on.
+    memory = limits.memory_bytes + sum(_sizes(limits).values()) + _SHM_BYTES
     config: dict[str, Any] = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
@@ -62,8 +64,8 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
         "CgroupnsMode": "private",
         "IpcMode": "private",
         "PidsLimit": limits.processes,
-        "Memory": limits.memory_bytes,
-        "MemorySwap": limits.memory_bytes,
+        "Memory": memory,
+        "MemorySwap": memory,
         "NanoCpus": int(limits.cpus * 1e9),
         "ShmSize": _SHM_BYTES,
         "OomScoreAdj": 500,
@@ -87,16 +89,25 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
     return config
 
 
+def _sizes(limits: Limits) -> dict[str, int]:
+    """Returns how much can be written where. All of it is in memory."""
+    return {
+        WORKSPACE: limits.disk_bytes,
+        "/tmp": min(_TMP_BYTES, limits.disk_bytes),
+        RECORDS: 4 * limits.output_file_bytes,
+        _CLOSED: 4096,
+    }
+
+
 def _writable(limits: Limits) -> dict[str, str]:
     """Returns all that can be written to: in memory, with a size."""
-    tmp = min(_TMP_BYTES, limits.disk_bytes)
-    own = f"size={limits.disk_bytes},nr_inodes={_INODES},mode=0700,uid={TOOL_UID},gid={TOOL_UID}"
-    return {
-        WORKSPACE: f"rw,nosuid,nodev,exec,{own}",
-        "/tmp": f"rw,nosuid,nodev,exec,size={tmp},nr_inodes={_INODES},mode=1777",
-        RECORDS: f"rw,nosuid,nodev,noexec,size={4 * limits.output_file_bytes},mode=0755",
-        _CLOSED: "rw,nosuid,nodev,noexec,size=4096,mode=0700",
+    modes = {
+        WORKSPACE: f"exec,nr_inodes={_INODES},mode=0700,uid={TOOL_UID},gid={TOOL_UID}",
+        "/tmp": f"exec,nr_inodes={_INODES},mode=1777",
+        RECORDS: "noexec,mode=0755",
+        _CLOSED: "noexec,mode=0700",
     }
+    return {path: f"rw,nosuid,nodev,size={size},{modes[path]}" for path, size in _sizes(limits).items()}
 
 
 @functools.cache
