@@ -7,8 +7,9 @@ shift $((count + 1))
 
 with_apt() {
   export DEBIAN_FRONTEND=noninteractive
-  local sources=(/etc/apt/sources.list /etc/apt/sources.list.d/*)
-  if ! cat "${sources[@]}" 2>/dev/null | grep -q . && [ -d /run/handmesh-apt ]; then
+  local sources
+  sources=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true)
+  if [ -z "$sources" ] && [ -d /run/handmesh-apt ]; then
     APT_CONFIG=$(mktemp) # read before all other configuration: sources, keys and proxies are the machine's own
     export APT_CONFIG
     echo 'Dir::Etc "/run/handmesh-apt";' >"$APT_CONFIG"
