@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from services.kit.errors import Unavailable
 from services.sandbox.hand import WORKSPACE, Recipe
 from services.sandbox.hands.docker import profile
 from services.sandbox.hands.docker.engine import BACKEND, Engine, remove, state, unavailable
@@ -95,10 +96,12 @@ class Containers:
 
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
-        return (
-            "the container has ended, and is gone: does the image have python3 (3.8 or newer), and does the engine see "
-            "HANDMESH_STATE_DIR under the same path?"
-        )
+        try:
+            found = await self._engine.ask(lambda client: state(client, _name(record)))
+        except Unavailable:
+            return "the engine does not answer"
+        how = "was not made" if found is None else f"is {found['Status']}, exit code {found['ExitCode']}"
+        return f"its container {how}: the image needs python3 (3.8 or newer), the engine HANDMESH_STATE_DIR as its path"
 
     async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
         """See `Place.tidy`."""
@@ -106,7 +109,9 @@ class Containers:
         def sweep(client: docker.APIClient) -> None:
             mine = {"label": f"{_LABEL}owner={self._owner}"}
             names = {container["Names"][0].lstrip("/") for container in client.containers(all=True, filters=mine)}
-            for name in names - {_name(record) for record in known()}:
+            ended = {"label": f"{_LABEL}owner", "status": "exited"}  # also of a service whose state was removed
+            gone = {container["Names"][0].lstrip("/") for container in client.containers(all=True, filters=ended)}
+            for name in gone | names - {_name(record) for record in known()}:
                 remove(client, name)
 
         await self._engine.ask(sweep)

@@ -81,7 +81,7 @@ def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = ()) -> dict
         "Dns": ["127.0.0.1"],
         "LogConfig": {"Type": "none"},
         "RestartPolicy": {"Name": "no"},
-        "AutoRemove": True,  # a container that has ended is of no use to anybody
+        "AutoRemove": False,  # it would end the container when the engine starts again, also under `live-restore`
         "MaskedPaths": _MASKED,
         "ReadonlyPaths": _READ_ONLY,
     }
