@@ -107,8 +107,9 @@ class Registry(Protocol):
     async def put(self, bucket: str, key: str, value: bytes) -> None:
         """Writes a value, whatever was there."""
 
-    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> bool:
-        """Writes a value if the key is still at this revision; 0 means that nothing is there. Says whether it did."""
+    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> int:
+        """Writes a value if the key is still at this revision; 0 means that nothing is there. Returns the entry's new
+        revision, or 0 when somebody else was faster."""
 
     async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
         """Returns keys with what is there now, those that were written after a revision, in the order of their
