@@ -145,6 +145,16 @@ async def log_10_takes_the_biggest_batch(store: Store) -> None:
     assert await store.log.head(session) == big
 
 
+async def log_11_carries_an_append_to_its_end(store: Store) -> None:
+    """A task that is cancelled while its batch is under way hears that it was stored."""
+    session = ids.mint("sess")
+    appending = asyncio.create_task(store.log.append(session, batch(1)))
+    await asyncio.sleep(0)
+    appending.cancel()
+    await appending
+    assert await store.log.head(session) == batch(1)
+
+
 async def registry_01_swaps_at_a_revision(store: Store) -> None:
     """A swap succeeds only at the revision that is there; 0 means that nothing is."""
     key = ids.mint("key")

@@ -12,6 +12,7 @@ Unavailable (`LOG_UNAVAILABLE`) within `PATIENCE_SECONDS`; it may have happened 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class StoredBatch:
     def last_position(self) -> int:
         return self.first_position + self.count - 1
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of the stored message: of the link to the one before, and of the events."""
         return hashlib.sha256(self.prev_digest.encode() + self.data).hexdigest()
@@ -70,6 +71,9 @@ class Log(Protocol):
 
         Raises TakenError when a batch begins at its first position already: then nothing was stored. The caller
         appends right after the last batch that it has seen stored; the store does not look for gaps.
+
+        Once a batch is under way its outcome is waited for, even by a task that is cancelled: the cancellation is
+        taken back, and the caller goes on with what it knows then. That takes `PATIENCE_SECONDS` at most.
         """
 
     async def read(self, session_id: str, start: int, end: int, max_bytes: int) -> Sequence[StoredBatch]:

@@ -24,14 +24,13 @@ from services.kit.logs import Log as Journal
 from services.session.log import MAX_STORED_BYTES, PATIENCE_SECONDS, UnusableStoreError
 from services.session.logs.jetstream.lane import Lane
 from services.session.logs.jetstream.link import PLAIN, Message
+from services.session.logs.jetstream.questions import NOTHING_THERE, Collector, Question, outcome
 from services.session.settings import Settings
 
 CONNECT_SECONDS = 30.0  # the parts of a mesh start at the same time
 RECONNECT_SECONDS = 0.1
 PING_SECONDS = 5
 LOOK_SECONDS = 0.1  # between two looks at what is overdue
-NOTHING_THERE = "404"
-END_OF_BATCH = "204"
 NO_RESPONDERS = "503"
 
 _journal = Journal("services.session.nats")
@@ -57,35 +56,6 @@ class Stored:
     code: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Question:
-    """A question that waits for its answer, at most until `due` on the loop's clock."""
-
-    take: Callable[[Message], None]
-    ended: asyncio.Future[Any]
-    due: float
-
-
-class _Collector:
-    """What has come so far of an answer in many messages."""
-
-    def __init__(self, ended: asyncio.Future[Any]) -> None:
-        self.found: list[Message] = []
-        self.whole = False
-        self._ended = ended
-
-    def take(self, message: Message) -> None:
-        status = message.status
-        if not status:
-            self.found.append(message)
-        elif not self._ended.done():
-            self.whole = int(message.headers().get("Nats-Num-Pending", 0)) == 0
-            if status in (END_OF_BATCH, NOTHING_THERE):
-                self._ended.set_result(None)
-            else:
-                self._ended.set_exception(nats.errors.Error(f"status {status}"))
-
-
 class Connection:
     """What the store's parts share."""
 
@@ -98,7 +68,7 @@ class Connection:
         self._away_since = 0.0
         self._problem = "no answer"
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._questions: dict[bytes, _Question] = {}
+        self._questions: dict[bytes, Question] = {}
         self._looking: asyncio.TimerHandle | None = None
         self._tokens = itertools.count()
         self._inbox = ""
@@ -188,17 +158,12 @@ class Connection:
 
     async def request(self, subject: str, data: bytes = b"", header: bytes = b"") -> Message:
         """Asks, and returns the answer. Raises Unavailable when none comes in time: it may have happened."""
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return _answered(await self._exchange(subject, data, header, Question(asyncio.get_running_loop())))
 
-        def take(message: Message) -> None:
-            if not answer.done():
-                answer.set_result(message)
-
-        await self._exchange(subject, data, header, _Question(take, answer, 0.0))
-        message = answer.result()
-        if message.status == NO_RESPONDERS:
-            raise _unavailable(nats.errors.NoRespondersError())
-        return message
+    async def carry(self, subject: str, data: bytes, header: bytes) -> Message:
+        """Asks as `request` does, and waits for the answer even in a task that is cancelled (see `Log.append`)."""
+        question = Question(asyncio.get_running_loop())
+        return _answered(await self._exchange(subject, data, header, question, carried=True))
 
     def _patience(self) -> float:
         """Says how long to wait: not at all for a NATS that has been away so long, or calls would queue up for it."""
@@ -211,20 +176,20 @@ class Connection:
         subject: str,
         data: bytes,
         header: bytes,
-        question: _Question,
-    ) -> None:
+        question: Question,
+        *,
+        carried: bool = False,
+    ) -> Any:
         token = str(next(self._tokens))
-        loop = question.ended.get_loop()
-        question.due = loop.time() + PATIENCE_SECONDS
         try:
             if not self.lane.connected:
                 async with asyncio.timeout(self._patience()):
                     await self.lane.ready()
             self._questions[token.encode()] = question
             if self._looking is None:
-                self._looking = loop.call_later(LOOK_SECONDS, self._look)
+                self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
             self.lane.send(subject, data, f"{self._inbox}.{token}", header)
-            await question.ended
+            return await (outcome(question) if carried else question.ended)
         except (OSError, TimeoutError, nats.errors.Error) as problem:
             raise _unavailable(problem) from problem
         finally:
@@ -256,9 +221,8 @@ class Connection:
 
     async def collect(self, stream: str, question: bytes) -> tuple[list[Message], bool]:
         """Asks a stream for many messages. Returns those that came, and whether they were all."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        collector = _Collector(ended)
-        await self._exchange(f"$JS.API.DIRECT.GET.{stream}", question, b"", _Question(collector.take, ended, 0.0))
+        collector = Collector(asyncio.get_running_loop())
+        await self._exchange(f"$JS.API.DIRECT.GET.{stream}", question, b"", collector)
         return collector.found, collector.whole
 
     def _on_answer(self, message: Message) -> None:
@@ -271,6 +235,12 @@ def header_of(**pairs: str) -> bytes:
     """Spells headers. An underscore in a name stands for a hyphen."""
     lines = "".join(f"{key.replace('_', '-')}: {value}\r\n" for key, value in pairs.items())
     return PLAIN + lines.encode() + b"\r\n"
+
+
+def _answered(message: Message) -> Message:
+    if message.status == NO_RESPONDERS:
+        raise _unavailable(nats.errors.NoRespondersError())
+    return message
 
 
 def _unavailable(problem: Exception) -> Unavailable:
