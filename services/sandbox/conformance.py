@@ -597,7 +597,10 @@ async def check_42_tidy_keeps_what_lives(stand: Stand) -> None:
 
 
 async def check_43_a_sandbox_ends_with_its_state(stand: Stand) -> None:
-    """When the service's folder is removed, by hand or by a test, what ran on its behalf goes by itself."""
+    """When the service's folder is removed, by hand or by a test, what ran on its behalf ends by itself.
+
+    What has ended is tidied away.
+    """
     sandbox = await stand.id()
     nap = f"sleep {_token()}"
     order = command(f"echo up; {nap}")
@@ -605,8 +608,10 @@ async def check_43_a_sandbox_ends_with_its_state(stand: Stand) -> None:
     await first(stand.hand, sandbox, order.execution_id)
     stand.wipe()
     for _ in range(600):
-        if not await stand.left(nap) and not await stand.left(sandbox):
-            return
+        if not await stand.left(nap):
+            await stand.hand.tidy()
+            if not await stand.left(sandbox):
+                return
         await asyncio.sleep(0.1)
     raise AssertionError(await stand.left(sandbox))
 

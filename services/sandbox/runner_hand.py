@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -47,6 +47,10 @@ class Place(Protocol):
         """See `Hand.check`."""
         ...
 
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Hand.prepare`. Called before each `boot`, so it is quick when there is nothing to make."""
+        ...
+
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
         """Starts a runner that listens on `record.door / SOCKET` and outlives the service; returns how to find it.
 
@@ -66,8 +70,11 @@ class Place(Protocol):
         """Returns a line for the operator on why a sandbox did not start. Empty when nothing is known."""
         ...
 
-    async def tidy(self, known: Sequence[Record]) -> None:
-        """Destroys what it started for sandboxes that have no record any more."""
+    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
+        """Destroys what it started for sandboxes that have no record any more.
+
+        A record is made before `boot` is called: so list first what was started, then call `known`.
+        """
         ...
 
     async def close(self) -> None:
@@ -89,6 +96,11 @@ class RunnerHand:
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
         return await self._place.check(recipe)
+
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Hand.prepare`."""
+        await self._place.check(recipe)
+        await self._place.prepare(recipe)
 
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
         """See `Hand.provision`."""
@@ -114,6 +126,7 @@ class RunnerHand:
 
     async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
         unenforced = await self._place.check(recipe)
+        await self._place.prepare(recipe)
         info = SandboxInfo(labels, self._place.name, recipe.tools or NAMES, recipe.limits.seconds)
         record = self._records.create(info)
         self._unfinished.add(record.sandbox_id)
@@ -239,7 +252,7 @@ class RunnerHand:
         for record in self._records.all():
             if record.sandbox_id not in self._unfinished and not (record.ready and await self._place.lives(record)):
                 await self._remove(record)
-        await self._place.tidy(self._records.all())
+        await self._place.tidy(self._records.all)
 
     async def close(self) -> None:
         """See `Hand.close`."""

@@ -169,6 +169,15 @@ class Sandboxes:
             return Availability(recipe, error.message)
         return Availability(recipe, "")
 
+    async def prepare(self) -> None:
+        """Builds what recipes with packages or setup commands need, so that no session waits for it."""
+        for recipe in self._environments.recipes.values():
+            if recipe.packages or recipe.setup:
+                try:
+                    await self._backends.hand(recipe.backend).prepare(recipe)
+                except ServiceError as error:
+                    _log.warning("environment not prepared", environment=recipe.name, message=error.message)
+
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
         for hand in self._backends.with_state():
