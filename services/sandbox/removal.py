@@ -37,7 +37,7 @@ def _emptied(folder: Path) -> list[Path]:
             if entry.is_dir(follow_symlinks=False):
                 inner.append(Path(entry.path))
             else:
-                os.unlink(entry.path)
+                Path(entry.path).unlink()
     return inner
 
 
