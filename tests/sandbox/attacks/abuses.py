@@ -16,6 +16,7 @@ class Abuse:
     command: str
     seconds: float = 30.0
     said: str = ""  # in the result
+    environment: str = "narrow"
     limit: str = ""  # whose lack, said by the backend, makes it too dangerous to try
     ci: int = 0
     full: int = 0
@@ -143,28 +144,36 @@ print("done")
 ABUSES = {
     "fork bomb": Abuse("f() { f | f & }; f; sleep 60", seconds=1.5, said="timed out"),
     "processes that ignore every signal and split": Abuse(_HYDRA, seconds=1.5, said="timed out"),
-    "orphans": Abuse(_DAEMONS, said="", ci=300, full=5_000),
+    "orphans": Abuse(_DAEMONS, said="made them", environment="wide", ci=500, full=5_000),
     "orphans at the limit of processes": Abuse(
         "for i in $(seq {size}); do (setsid env -i /bin/sleep 98765 &) 2>/dev/null; done; echo made",
-        seconds=2.0, ci=100, full=1_000,
+        seconds=2.0,
+        ci=100,
+        full=1_000,
     ),
     "memory bomb": Abuse(
         'python3 -c "x = bytearray({size} << 20)" || exit', said="out of memory", limit="memory", ci=1024, full=1024
     ),
     "memory bomb in one process": Abuse('python3 -c "x = bytearray({size} << 20)"', ci=2048, full=2048),
     "memory bomb of many": Abuse(
-        "for i in 1 2 3 4 5 6 7 8; do python3 -c 'x = bytearray({size} << 20); import time; time.sleep(1)' & done; wait",
-        limit="memory", said="out of memory", ci=200, full=200,
+        "for i in 1 2 3 4 5 6 7 8; do"
+        " python3 -c 'x = bytearray({size} << 20); import time; time.sleep(0.5)' & done; wait",
+        limit="memory",
+        said="out of memory",
+        ci=200,
+        full=200,
     ),
     "memory bomb in files": Abuse(
-        "for f in /tmp /dev/shm /workspace; do cat /dev/zero > $f/full; done 2>/dev/null; python3 -c 'bytearray(1 << 30)'",
+        "for f in /tmp /dev/shm /workspace; do cat /dev/zero > $f/full; done 2>/dev/null;"
+        " python3 -c 'bytearray(1 << 30)'",
     ),
     "disk fill": Abuse(
-        "for f in /workspace /tmp /dev/shm /dev /run /run/handmesh /; do cat /dev/zero > $f/full; done 2>/dev/null; echo full",
+        "for f in /workspace /tmp /dev/shm /dev /run /run/handmesh /; do cat /dev/zero > $f/full; done 2>/dev/null;"
+        " echo full",
         said="full",
     ),
     "hole": Abuse("truncate -s 1T hole; ls -s hole; echo on", said="on"),
-    "inodes": Abuse(_MANY, said="made True", ci=20_000, full=1_000_000),
+    "inodes": Abuse(_MANY, ci=10_000, full=1_000_000),
     "deep tree": Abuse(_DEEP, said="made", ci=2_000, full=20_000),
     "locked tree": Abuse(
         "mkdir -p locked/a/b .removed-0; touch locked/a/b/c locked/.removed-1; ln -s /etc locked/etc; chmod -R 0 locked"
@@ -181,7 +190,8 @@ ABUSES = {
     "stop itself": Abuse("kill -STOP $$; echo on", seconds=1.0, said="timed out"),
     "others' descriptors": Abuse(_VICTIMS),
     "runner's files": Abuse(
-        "rm -rf /run/handmesh/* /run/handmesh-door/* /opt/handmesh/* /workspace/* /tmp/*; chmod 0 /run/handmesh /workspace;"
+        "rm -rf /run/handmesh/* /run/handmesh-door/* /opt/handmesh/* /workspace/* /tmp/*;"
+        " chmod 0 /run/handmesh /workspace;"
         " mv /workspace /w; rm -rf /run/handmesh; ln -s / /run/handmesh; mkfifo /run/handmesh/99; echo on",
         said="on",
     ),
@@ -189,13 +199,17 @@ ABUSES = {
     "filled side channel": Abuse("head -c 100M /dev/zero >&219; echo on", said="on"),
     "held output": Abuse("(trap '' TERM HUP; sleep 98765) & disown; echo on", said="on"),
     "terminal escapes": Abuse(
-        "printf '\\e]0;owned\\a\\e[2J\\e[31mred\\e[0m\\e]52;c;aGk=\\a\\eP1$r\\e\\\\\\x9b31m\\b\\b\\r\\x07\\x00 on'", said="on"
+        "printf '\\e]0;owned\\a\\e[2J\\e[31mred\\e[0m\\e]52;c;aGk=\\a\\eP1$r\\e\\\\\\x9b31m';"
+        " printf '\\b\\r\\x07\\x00 on'",
+        said="on",
     ),
+    "much work without a word": Abuse("yes | head -c {size}M | md5sum", said="  -", ci=100, full=1_024),
     "no text": Abuse("head -c 200000 /dev/urandom; printf '\\xff\\xfe\\xed\\xa0\\x80'"),
     "working folder gone": Abuse("mkdir gone; cd gone; rmdir ../gone; echo on", said="on"),
     "shell state": Abuse(
         "PATH=/nowhere; cd() { :; }; exit() { :; }; printf() { :; }; eval() { :; }; trap '' EXIT; readonly HOME=/x; "
         "declare() { while :; do :; done; }; set -u; IFS=x; shopt -s extdebug; enable -n kill; echo on",
-        said="on", seconds=2.0,
+        said="on",
+        seconds=2.0,
     ),
 }
