@@ -14,6 +14,7 @@ from services.kit.errors import Conflict, Exists, Full, Gone, Invalid, ServiceEr
 
 ANSWER_SECONDS = 10.0  # for anything but the end of an execution
 MAX_LINE_BYTES = 32 << 20
+_AHEAD_BYTES = 64 << 10  # a stream holds up to twice this of what its reader has not taken yet
 
 _KINDS: Mapping[str, type[ServiceError]] = {
     "EXECUTION_ID_REUSED": Exists,
@@ -48,7 +49,7 @@ async def lines(socket: Path, request: Mapping[str, Any], seconds: float) -> Asy
             while True:
                 async with asyncio.timeout_at(until):  # not around the yield: it would cancel whoever reads slowly
                     await writer.drain()
-                    line = await reader.readline()
+                    line = await _line(reader)
                 if not line:
                     return
                 yield _said(line)
@@ -65,7 +66,7 @@ async def _connected(
     try:
         async with asyncio.timeout_at(until):
             reader, writer = await asyncio.open_unix_connection(
-                f"/proc/self/fd/{folder}/{socket.name}", limit=MAX_LINE_BYTES
+                f"/proc/self/fd/{folder}/{socket.name}", limit=_AHEAD_BYTES
             )
     finally:
         os.close(folder)
@@ -73,6 +74,21 @@ async def _connected(
         yield reader, writer
     finally:
         writer.close()
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """Reads a line that may be longer than what the stream holds. Empty at the end. Raises ValueError when too long."""
+    line = bytearray()
+    while not line.endswith(b"\n") and len(line) <= MAX_LINE_BYTES:
+        try:
+            line += await reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError as longer:
+            line += await reader.readexactly(longer.consumed)
+        except asyncio.IncompleteReadError as end:
+            return bytes(line + end.partial)
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError("the line is too long")
+    return bytes(line)
 
 
 def _said(line: bytes) -> dict[str, Any]:
