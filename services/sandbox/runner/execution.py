@@ -164,8 +164,11 @@ class Execution:
         except OSError:
             self._result = result
 
-    def result(self) -> dict[str, Any]:
-        """Returns the result of an execution that has ended."""
+    def answer(self) -> bytes:
+        """Returns the line that tells the result of an execution that has ended."""
+        return json.dumps({"result": self._kept()}).encode("ascii") + b"\n"
+
+    def _kept(self) -> dict[str, Any]:
         if self._result is not None:
             return self._result
         try:
