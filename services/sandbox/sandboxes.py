@@ -75,8 +75,7 @@ class Sandboxes:
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         try:
-            await hand.start(call.sandbox_id, order)
-            result = await self._result(hand, call.sandbox_id, id)
+            result = await hand.run(call.sandbox_id, order)
         except asyncio.CancelledError:
             if not call.execution_id:
                 self._kill(hand, call.sandbox_id, id)
