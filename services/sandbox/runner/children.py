@@ -47,7 +47,7 @@ class Children:
             if order.input.get("restart"):
                 self._state = shell.fresh(self._config.workspace)
                 if not order.input.get("command"):
-                    run.settle("OK", "the shell was restarted")
+                    run.settle("OK", "bash session restarted")
                     return
             command = order.input.get("command")
             if not isinstance(command, str) or "\0" in command:
