@@ -1,8 +1,8 @@
 """Keeps what is too big for a log: takes it in pieces, and gives it back in ranges.
 
 An upload first stores its bytes as an object that nobody can see, then writes the blob into the session's catalog.
-What fails in between leaves an object without a name: freed at once when this process can, else by the janitor, which
-calls `sweep` for sessions that live and `remove` for those that were deleted.
+What fails in between leaves an object without a name: freed at once when this process can, else purged by the janitor
+(`leftovers`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.kit.logs import Log as Journal
 from services.session import blobs_core as core
 from services.session.blobs_core import Blob, Limits
 from services.session.log import Registry
-from services.session.objects import CHUNK_BYTES, Objects, chunks_of, read
+from services.session.objects import CHUNK_BYTES, Objects, check_young, chunks_of, read
 from services.session.refusing import drain
 from services.session.writer import Writer
 
@@ -112,24 +112,6 @@ class Blobs:
                 raise _missing(blob.blob_id, "a part of the blob is missing")
             await self._name(target, replace(blob, object_id=intake.object_id))
 
-    async def remove(self, session_id: str) -> None:
-        """Removes all blobs of a session that was deleted. The janitor's: the serving identity may not."""
-        await self._registry.put(BUCKET, session_id, core.spell({}))
-        await self._objects.remove(session_id)
-
-    async def sweep(self, session_id: str, before: int) -> int:
-        """Frees what uploads left behind that began before a time and came to no end; returns how many.
-
-        `before` is Unix time in seconds: some time ago, since an upload that still runs looks the same.
-        """
-        oldest = ids.spell("obj", before * 1_000, bytes(10))
-        there = await self._objects.list(session_id)  # read before the names: what is named meanwhile is left alone
-        named = {blob.object_id for blob in (await self._catalog(session_id))[0].values()}
-        left = [object_id for object_id in there if object_id < oldest and object_id not in named]
-        for object_id in left:
-            await self._objects.free(session_id, object_id, there[object_id])
-        return len(left)
-
     async def finish(self) -> None:
         """Waits until what failed uploads had stored is freed."""
         if self._freeing:
@@ -174,6 +156,7 @@ class Blobs:
             if blob.blob_id in catalog:
                 return catalog[blob.blob_id]
             core.check_room(catalog, blob.size, self._limits)
+            check_young(blob.object_id)
             text = core.spell({**catalog, blob.blob_id: blob})
             if await self._registry.swap(BUCKET, session_id, text, revision):
                 return blob

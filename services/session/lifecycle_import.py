@@ -89,7 +89,7 @@ class Imports:
             raise Exists("REQUEST_ID_REUSED", "what this request made is deleted", request_id=request_id)
         made = not claimed.fresh and await self._index.is_made(claimed.session_id, tenant)
         if not made:
-            await self._index.announce(claimed.session_id, tenant, self._now())
+            await self._index.announce(claimed.session_id, tenant, self._now(), claimed.key)
         return claimed.session_id, made
 
     def _checked(self, event: Event, state: WriteState, tenant: str) -> Frame:

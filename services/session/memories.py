@@ -22,7 +22,7 @@ from services.kit.errors import Conflict, Exists, Full, Invalid, Unavailable
 from services.session import memories_core as core
 from services.session.log import Registry
 from services.session.memories_core import MemoryStore, Version
-from services.session.objects import Objects, chunks_of, read, write
+from services.session.objects import Objects, check_young, chunks_of, read, write
 
 STORES = "memory_stores"
 FILES = "memories"
@@ -178,6 +178,7 @@ class Memories:
                 await self._registry.put(VERSIONS, f"{key}.{before}", core.spell(there))
             time = max(self._now(), there.write_time if there else 0)
             made = replace(made, version=before + 1, write_time=time)
+            check_young(made.object_id)
             if await self._registry.swap(FILES, key, core.spell(made), revision):
                 return made
         raise _busy()
