@@ -193,6 +193,13 @@ class Hand(Protocol):
         """
         ...
 
+    async def run(self, sandbox_id: str, order: Order) -> Result:
+        """Starts an execution unless its id is known, and returns its result. Raises as `start` and `follow` do.
+
+        It is `start` and then `follow`, but asks once. A caller that goes away ends nothing.
+        """
+        ...
+
     def follow(self, sandbox_id: str, execution_id: str, offset: int | None = None) -> AsyncIterator[Chunk | Result]:
         """Yields output from an offset in bytes on, as it is written, then the result. Without offset: the result.
 

@@ -47,7 +47,7 @@ output_total_mib = {FLOOD_MIB}
 """
 _WIDE = """
 memory_mib = 4096
-processes = 2048
+processes = 6000
 disk_mib = 4096
 open_files = 4096
 """
@@ -113,6 +113,7 @@ class Ground:
     def __init__(self, column: Column, folder: Path, canary: str) -> None:
         """Starts it over a folder of its own."""
         self.column, self.folder, self.canary = column, folder, canary
+        self._made: list[str] = []
         (port,) = free_ports(1)
         self._address = f"127.0.0.1:{port}"
         ensure_certificates(folder / "tls", SERVICES, datetime.datetime.now(datetime.UTC))
@@ -121,7 +122,7 @@ class Ground:
         (self.state / "secret").write_text(canary)
         environments = "".join(
             f'[environments.{name}]\nbackend = "{column.backend}"\n[environments.{name}.limits]\n{limits}'
-            for name, limits in (("narrow", _LIMITS), ("wide", _WIDE))
+            for name, limits in (("narrow", _LIMITS), ("wide", _WIDE), ("slow", "cpus = 0.1"))
         )
         (folder / "environments.toml").write_text(environments)
         user = os.geteuid() if column.as_root or os.geteuid() != 0 else OUTSIDER
@@ -175,10 +176,31 @@ class Ground:
         """A sandbox, released at the end."""
         async with self.caller() as stub:
             made = await stub.Provision(pb.ProvisionRequest(environment=environment), timeout=ANSWER_SECONDS)
+            self._made.append(made.sandbox.sandbox_id)
             try:
                 yield Box(stub, made.sandbox)
             finally:
                 await stub.Release(pb.ReleaseRequest(sandbox_id=made.sandbox.sandbox_id), timeout=ANSWER_SECONDS)
+
+    def left(self) -> list[str]:
+        """Lists what is there of sandboxes that were released: processes, folders, groups, users, containers."""
+        made = set(self._made)
+        folders = [*self.state.rglob("sbx_*"), *Path("/sys/fs/cgroup").glob("**/handmesh/sbx_*")]
+        found = [str(path) for path in folders if path.name in made]
+        found += [str(path) for path in self.state.glob("*/users/*") if path.read_text() in made]
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if b"98765" in (path / "cmdline").read_bytes():  # what the attacks let sleep
+                    found.append(str(path))
+        if self.column.backend == "docker":
+            import docker
+
+            with contextlib.closing(docker.APIClient(version="auto")) as engine:
+                names = [
+                    name.removeprefix("/handmesh-") for row in engine.containers(all=True) for name in row["Names"]
+                ]
+            found += [name for name in names if name in made]
+        return found
 
     def end(self) -> int:
         """Ends the service and returns its exit code."""

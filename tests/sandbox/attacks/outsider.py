@@ -30,7 +30,9 @@ def main() -> None:
 def _open_up(paths: list[Path]) -> None:
     _call("unshare", _NEW_MOUNTS)
     _call("mount", None, b"/", None, _RECURSIVE | _PRIVATE, None)
-    closed = {path: next((it for it in reversed(path.parents) if not it.stat().st_mode & 0o001), None) for path in paths}
+    closed = {
+        path: next((it for it in reversed(path.parents) if not it.stat().st_mode & 0o001), None) for path in paths
+    }
     held = {path: os.open(path, os.O_PATH) for path in paths if closed[path] is not None}
     for folder in {folder for folder in closed.values() if folder is not None}:
         _call("mount", b"tmpfs", bytes(folder), b"tmpfs", 0, b"mode=0755")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from services.kit.errors import Refused, Unavailable
@@ -60,7 +61,9 @@ class Bubblewrap:
         view.write_etc(etc, Path(recipe.rootfs or "/"))
         runner.write_bytes(archive())
         group = ControlGroup(record.sandbox_id)
-        limited = group.make(recipe.limits)
+        # What is written to memory counts: it comes on top, or full files would leave the runner nothing to live on.
+        memory = recipe.limits.memory_bytes + view.in_memory(recipe.limits)
+        limited = group.make(replace(recipe.limits, memory_bytes=memory))
         python, shown_python = view.python(Path(recipe.rootfs or "/"))
         program = Program(as_user=uid)
         args = view.arguments(
