@@ -161,3 +161,25 @@ async def test_s10_a_caller_that_leaves_ends_nothing(ground: Ground) -> None:
         call.cancel()
         await box.bash("touch go")
         assert (await box.stub.Execute(request)).result.output == "ran"
+
+
+async def test_s10_no_command_makes_itself_run_twice(ground: Ground) -> None:
+    """What was killed before it began is started anew; nobody can deny, by its descriptors, that it has begun."""
+    deny = "echo ran >> runs; for f in /proc/self/fd/* /proc/$$/fd/*; do truncate -s 0 $f; done 2>/dev/null; kill -9 $$"
+    async with ground.sandbox() as box:
+        assert (await box.bash(deny, 10.0, answer=30.0)).signal == 9
+        assert (await box.bash("cat runs")).output == "ran"
+
+
+async def test_s10_killing_what_waits_for_orders(ground: Ground) -> None:
+    """While a command kills all others of its user, each execution ends: well, or by that signal. None is forgotten."""
+    killer = "until [ -e stop ]; do for p in /proc/[0-9]*; do p=${p#/proc/}; [ $p = $$ ] || kill -9 $p; done; done"
+    async with ground.sandbox() as box:
+        killing = asyncio.create_task(box.bash(f"{killer} 2>/dev/null; echo over", 20.0))
+        for _ in range(20):
+            result = await box.bash("echo on", 8.0, answer=NEXT_SECONDS)
+            assert result.output == "on" or result.signal == 9, result
+        while (await box.run("write", {"file_path": "stop", "content": ""})).outcome != tool_pb2.TOOL_OUTCOME_OK:
+            continue
+        assert (await killing).output == "over"
+        await lives_on(box)
