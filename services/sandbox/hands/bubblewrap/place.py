@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +44,9 @@ class Bubblewrap:
         if self._limited:
             return disk
         return ("memory: each process is limited, the sandbox is not", "cpus", *disk)
+
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Place.prepare`. There is nothing to make."""
 
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
         """See `Place.boot`."""
@@ -106,10 +109,10 @@ class Bubblewrap:
         except FileNotFoundError:
             return ""
 
-    async def tidy(self, known: Sequence[Record]) -> None:
+    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
         """See `Place.tidy`. A runner without a record ends itself; its user and its group are left."""
         cgroups.sweep()
-        self._users.keep_only({record.sandbox_id for record in known})
+        self._users.keep_only({record.sandbox_id for record in known()})
 
     async def close(self) -> None:
         """See `Place.close`."""
