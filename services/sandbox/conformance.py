@@ -597,7 +597,10 @@ async def check_42_tidy_keeps_what_lives(stand: Stand) -> None:
 
 
 async def check_43_a_sandbox_ends_with_its_state(stand: Stand) -> None:
-    """When the service's folder is removed, by hand or by a test, what ran on its behalf goes by itself."""
+    """When the service's folder is removed, by hand or by a test, what ran on its behalf ends by itself.
+
+    What has ended is tidied away.
+    """
     sandbox = await stand.id()
     nap = f"sleep {_token()}"
     order = command(f"echo up; {nap}")
@@ -605,10 +608,28 @@ async def check_43_a_sandbox_ends_with_its_state(stand: Stand) -> None:
     await first(stand.hand, sandbox, order.execution_id)
     stand.wipe()
     for _ in range(600):
-        if not await stand.left(nap) and not await stand.left(sandbox):
-            return
+        if not await stand.left(nap):
+            await stand.hand.tidy()
+            if not await stand.left(sandbox):
+                return
         await asyncio.sleep(0.1)
     raise AssertionError(await stand.left(sandbox))
+
+
+async def check_44_to_run_is_to_start_and_follow(stand: Stand) -> None:
+    """One id runs once, by whichever call; all get the one result; what cannot start is refused as by `start`."""
+    sandbox = await stand.id()
+    order = command("echo ran >> runs; until [ -e go ]; do sleep 0.01; done; cat runs; exit 7", epoch=5)
+    await stand.hand.start(sandbox, order)
+    running = [asyncio.create_task(stand.hand.run(sandbox, order)) for _ in range(3)]
+    await stand.bash(sandbox, "touch go")
+    results = [await task for task in running] + [await stand.hand.run(sandbox, order)]
+    assert {(result.text, result.outcome, result.exit_code) for result in results} == {
+        ("ran\n[exit code: 7]", Outcome.TOOL_ERROR, 7)
+    }
+    other = replace(order, digest=digest("bash", {"command": "other"}))
+    await refused(Exists, "EXECUTION_ID_REUSED", stand.hand.run(sandbox, other))
+    await refused(Conflict, "EPOCH_STALE", stand.hand.run(sandbox, command("true", epoch=4)))
 
 
 def _token() -> str:

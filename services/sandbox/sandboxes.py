@@ -84,8 +84,7 @@ class Sandboxes:
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         try:
-            await hand.start(call.sandbox_id, order)
-            result = await self._result(hand, call.sandbox_id, id)
+            result = await hand.run(call.sandbox_id, order)
         except asyncio.CancelledError:
             if not call.execution_id:
                 self._kill(hand, call.sandbox_id, id)
@@ -179,6 +178,15 @@ class Sandboxes:
         except ServiceError as error:
             return Availability(recipe, error.message)
         return Availability(recipe, "")
+
+    async def prepare(self) -> None:
+        """Builds what recipes with packages or setup commands need, so that no session waits for it."""
+        for recipe in self._environments.recipes.values():
+            if recipe.packages or recipe.setup:
+                try:
+                    await self._backends.hand(recipe.backend).prepare(recipe)
+                except ServiceError as error:
+                    _log.warning("environment not prepared", environment=recipe.name, message=error.message)
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
