@@ -9,6 +9,7 @@ from handmesh.sandbox.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_s
 from services.kit.serving import Server, main, until_signal
 from services.sandbox import backends, environments
 from services.sandbox.hand import HandSettings
+from services.sandbox.pool import Pools
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.server import SandboxServicer
 from services.sandbox.settings import Settings
@@ -17,7 +18,7 @@ TIDY_SECONDS = 30.0
 
 
 async def run(settings: Settings) -> None:
-    """Serves until SIGTERM. The sandboxes stay, for the service that comes after."""
+    """Serves until SIGTERM. The sandboxes that are somebody's stay, for the service that comes after."""
     try:
         known = environments.load(settings.environments_file, backends.names())
     except environments.EnvironmentsError as problems:
@@ -26,16 +27,21 @@ async def run(settings: Settings) -> None:
     hands = backends.Backends(
         HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host)
     )
-    sandboxes = Sandboxes(hands, known)
+    if settings.default_pool is not None:
+        known = environments.with_default_pool(known, settings.default_pool)
+    pools = Pools(hands, known)
+    sandboxes = Sandboxes(hands, known, pools)
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    tidying = asyncio.create_task(_tidy(sandboxes))
+    background = [asyncio.create_task(_tidy(sandboxes)), asyncio.create_task(pools.run())]
     try:
         await until_signal()
     finally:
-        tidying.cancel()
-        await server.stop()
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.gather(server.stop(), pools.drain())
         await sandboxes.close()
         await hands.close()
 

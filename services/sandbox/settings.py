@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, existing, flag, path, setting, url
+from services.kit.settings import REQUIRED, Mesh, existing, flag, path, setting, url, whole
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,12 @@ class Settings(Mesh):
     )
     environments_file: Path | None = setting(
         "HANDMESH_ENVIRONMENTS_FILE", existing, None, "TOML file of environments, beside the built-in ones."
+    )
+    default_pool: int | None = setting(
+        "HANDMESH_DEFAULT_POOL",
+        whole,
+        None,
+        "Free sandboxes to keep ready of the default environment, when its table has no `pool`.",
     )
     allow_unisolated: bool = setting(
         "HANDMESH_ALLOW_UNISOLATED", flag, False, "1 lets the process backend run tools without any isolation."
