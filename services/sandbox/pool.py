@@ -140,7 +140,8 @@ class Pools:
                 continue
             try:
                 async with self._making:
-                    pool.free.append(await self._make(pool))
+                    made = await self._make(pool)
+                pool.free.append(made)  # to what is `free` now: a look may have replaced it
                 failures = 0
                 continue
             except ServiceError as error:
