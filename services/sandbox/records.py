@@ -83,10 +83,11 @@ class Records:
         """Reads all records, oldest first."""
         if not self._root.is_dir():
             return []
-        found = [self.get(folder.name) for folder in self._root.iterdir()]
-        return sorted(
-            (record for record in found if record), key=lambda it: (it.info.labels.create_time, it.sandbox_id)
-        )
+        found = [record for folder in self._root.iterdir() if (record := self.get(folder.name))]
+        if self._requests is None:
+            labels = [record.info.labels for record in found]
+            self._requests = {each.request_id: each.sandbox_id for each in labels if each.request_id}
+        return sorted(found, key=lambda it: (it.info.labels.create_time, it.sandbox_id))
 
     def by_request(self, request_id: str) -> Record | None:
         """Finds the sandbox that a request made."""
@@ -95,8 +96,9 @@ class Records:
 
     def _by_request(self) -> dict[str, str]:
         if self._requests is None:
-            labels = [record.info.labels for record in self.all()]
-            self._requests = {each.request_id: each.sandbox_id for each in labels if each.request_id}
+            self.all()
+        if self._requests is None:  # there is no folder yet
+            self._requests = {}
         return self._requests
 
     def unfinished(self) -> list[Path]:

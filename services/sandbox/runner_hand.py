@@ -105,14 +105,18 @@ class RunnerHand:
         if not labels.request_id:
             return await make()
         making = self._making.get(labels.request_id)
-        if making is None:
-            making = asyncio.create_task(self._find_or(labels.request_id, make))
-            self._making[labels.request_id] = making
-            making.add_done_callback(lambda _: self._making.pop(labels.request_id, None))
-        info = await asyncio.shield(making)  # a caller that goes away leaves the others their sandbox
-        if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
-            raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
-        return info
+        while making is not None and not making.done():
+            with contextlib.suppress(Gone):  # it was a claim that came too late, of a sandbox that is not this call's
+                return _same(await asyncio.shield(making), labels)
+            making = self._making.get(labels.request_id)
+        making = asyncio.create_task(self._find_or(labels.request_id, make))
+        self._making[labels.request_id] = making
+        making.add_done_callback(lambda made: self._made(labels.request_id, made))
+        return _same(await asyncio.shield(making), labels)  # a caller that goes away leaves the others their sandbox
+
+    def _made(self, request_id: str, task: asyncio.Task[SandboxInfo]) -> None:
+        if self._making.get(request_id) is task:  # else another has begun since
+            del self._making[request_id]
 
     async def _find_or(self, request_id: str, make: Callable[[], Coroutine[Any, Any, SandboxInfo]]) -> SandboxInfo:
         found = self._records.by_request(request_id)
@@ -331,6 +335,13 @@ class RunnerHand:
 
 def _gone(sandbox_id: str) -> Gone:
     return Gone("SANDBOX_GONE", "the sandbox is not there any more; provision another", sandbox_id=sandbox_id)
+
+
+def _same(info: SandboxInfo, labels: Labels) -> SandboxInfo:
+    """Returns a request's sandbox, unless the request was another's."""
+    if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
+        raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
+    return info
 
 
 def _result(said: Mapping[str, Any]) -> Result:
