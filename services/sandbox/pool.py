@@ -143,6 +143,7 @@ class Pools:
                 await _quiet(pool)
                 continue
             try:
+                await self._backends.hand(pool.recipe.backend).prepare(pool.recipe)  # before: it may take minutes
                 async with self._making:
                     made = await self._make(pool)
                 pool.free.append(made)  # to what is `free` now: a look may have replaced it

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from services.sandbox.hand import Labels, SandboxInfo
+from services.sandbox.removal import remove_tree
 
 _FILE = "sandbox.json"
 
@@ -110,20 +108,7 @@ class Records:
         known = self._requests or {}
         for request in [request for request, sandbox_id in list(known.items()) if sandbox_id == folder.name]:
             known.pop(request, None)  # in place: this runs in a thread of its own
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                shutil.rmtree(folder)
-            except PermissionError:  # folders that the tools have locked; nobody else is in there any more
-                unlock(folder)
-                shutil.rmtree(folder)
-
-
-def unlock(folder: Path) -> None:
-    """Gives the owner all rights to every folder below one. Follows no links."""
-    for parent, names, _ in os.walk(folder):
-        for path in (Path(parent) / name for name in names):
-            if not path.is_symlink():
-                path.chmod(0o700)
+        remove_tree(folder)
 
 
 def finished(record: Record, unenforced: tuple[str, ...]) -> Record:

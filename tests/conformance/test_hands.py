@@ -13,9 +13,12 @@ import pytest
 from services.sandbox import backends
 from services.sandbox.hand import Hand, HandSettings, Recipe
 
-pytest.register_assert_rewrite("services.sandbox.conformance")  # a failed check then shows its values
+pytest.register_assert_rewrite(
+    "services.sandbox.conformance", "services.sandbox.tools_conformance"
+)  # a failed check then shows its values
 
 from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
+from services.sandbox.tools_conformance import CHECKS as TOOL_CHECKS  # noqa: E402
 
 MARKERS = {"bubblewrap": "bwrap", "docker": "docker"}  # backend -> what the machine must have
 
@@ -23,6 +26,10 @@ MARKERS = {"bubblewrap": "bwrap", "docker": "docker"}  # backend -> what the mac
 def _hands() -> list[object]:
     found = sorted(backends.names())
     return [pytest.param(name, marks=getattr(pytest.mark, MARKERS[name]) if name in MARKERS else ()) for name in found]
+
+
+def _name(check: Callable[[Stand], Awaitable[None]]) -> str:
+    return check.__name__ if check in CHECKS else check.__name__.replace("check", "tool_check")
 
 
 def _processes(text: str) -> list[str]:
@@ -72,7 +79,7 @@ async def stand(
     await it.hand.close()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", (*CHECKS, *TOOL_CHECKS), ids=_name)
 @pytest.mark.parametrize("stand", _hands(), indirect=True)
 async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
     """The hand keeps what the port promises; each check states its rule in its docstring."""
