@@ -41,13 +41,15 @@ class Engine:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it, and waits until it answers. A second runtime has a name that no machine has."""
+        """Starts it, and waits until it answers. A second runtime has a name that no machine has.
+
+        In a network of its own: an engine without a bridge removes the one that the machine's engine has.
+        """
         own = [f"--data-root={self.folder}/data", f"--exec-root={self.folder}/exec", f"--pidfile={self.folder}/pid"]
         runtime = f"--add-runtime=other={shutil.which('runc')}"
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                ["dockerd", *own, *FLAGS, runtime, "-H", self.host], stdout=log, stderr=log
-            )
+            command = ["unshare", "--net", "dockerd", *own, *FLAGS, runtime, "-H", self.host]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         until = time.monotonic() + START_SECONDS
         while subprocess.run(["docker", "-H", self.host, "version"], capture_output=True, check=False).returncode:
             assert self._process.poll() is None and time.monotonic() < until, (self.folder / "log").read_text()
