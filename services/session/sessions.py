@@ -32,6 +32,9 @@ from services.session.writer import Appended, Draft, Writer
 
 MAX_REASON = 1_024  # characters
 
+# Kinds that call for nothing once they are stored: no harness is woken for them, no mark settled, no grant minted.
+_WITHOUT_SEQUEL = frozenset({"custom", "tools_offered", "model_replied", "tool_started", "tool_finished"})
+
 T = TypeVar("T")
 
 
@@ -95,9 +98,10 @@ class Sessions:
             raise Invalid("ARGUMENT_INVALID", f"a batch has at most {MAX_BATCH_EVENTS} events", field="events")
         facts = [codec.fact_of(event, caller.kind) for event in events]
         epoch = epoch if caller.kind == HARNESS else 0
-        return await self.carry(
-            self._emit(session_id, Draft(events, facts, epoch, expected_position, caller.tenant), caller.kind)
-        )
+        work = self._emit(session_id, Draft(events, facts, epoch, expected_position, caller.tenant), caller.kind)
+        if all(fact.kind in _WITHOUT_SEQUEL for fact in facts):
+            return await work  # the append itself is carried through by the log, and a task is not to be had for free
+        return await self.carry(work)
 
     async def update(
         self, session_id: str, config: SessionConfig, expected_position: int | None, tenant: str | None
