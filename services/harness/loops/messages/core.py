@@ -1,4 +1,4 @@
-"""Decides what happens next: `decide(state) -> Action`. Reads, does nothing.
+"""Decides what happens next: `decide(state, now) -> Action`. Reads, does nothing.
 
 The log's order is not the order of cause: a message can land while the model still answers the one before. So a
 reply and the end of a turn say what they had read (`read`), and everything here compares positions with that.
@@ -90,24 +90,24 @@ class Settle:
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Ask the model, with everything up to `read`; not before `not_before` (Unix time, seconds)."""
+    """Ask the model, with everything up to `read`."""
 
     read: int
-    not_before: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing to do until something else happens."""
+    """Nothing to do until something else happens, or until a time (Unix time, seconds)."""
 
     why: str
+    until: float | None = None
 
 
 Action = EndTurn | FinishCall | AskConfirmation | AskClient | LookUpTools | RunCalls | Settle | AskModel | Rest
 
 
-def decide(state: State) -> Action:
-    """Says what to do next, from what the log says alone."""
+def decide(state: State, now: float) -> Action:
+    """Says what to do next, from what the log says alone. `now` (Unix time, seconds) is for what has become due."""
     if state.unknown:
         return Rest(f"the log holds an event of kind {state.unknown}, which this harness does not know")
     if state.over:
@@ -119,10 +119,10 @@ def decide(state: State) -> Action:
         return _advance(state, waiting)
     if not state.unread:
         return Rest("every message is answered")
-    return _answer(state)
+    return _answer(state, now)
 
 
-def _answer(state: State) -> Action:
+def _answer(state: State, now: float) -> Action:
     """All calls are settled and a message is unanswered or being answered: ask, or end the turn."""
     reply = state.reply
     read = reply.read if reply else 0
@@ -137,7 +137,9 @@ def _answer(state: State) -> Action:
     )
     if missing.hands or missing.servers:
         return missing
-    return AskModel(state.head, state.retry.at if state.retry else 0.0)
+    if state.retry is not None and state.retry.at > now:
+        return Rest("the model is asked again later", state.retry.at)
+    return AskModel(state.head)
 
 
 def _unoffered(state: State, hand: str) -> bool:

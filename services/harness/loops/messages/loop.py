@@ -28,6 +28,8 @@ from services.kit import ids
 from services.kit.errors import Full, Refused
 from services.kit.logs import Log
 
+LINGER_SECONDS = 10.0  # a rest that is shorter is spent here: being woken again costs more
+
 _log = Log("services.harness.loops.messages")
 
 
@@ -36,18 +38,20 @@ class MessagesType:
 
     description = "Claude through the Messages API, with the session's hands, servers and custom tools."
 
-    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> None:
+    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> float | None:
         """Takes the session up and works until there is nothing to do (see `HarnessType.run`)."""
         turn = Turn(log, ports, progress)
         try:
             await turn.journal.open()
-            if isinstance(core.decide(turn.state), core.Rest):
-                return
+            action = core.decide(turn.state, ports.now())
+            if isinstance(action, core.Rest):
+                return action.until
             await turn.journal.take_up(codec.woke(ids.mint("woke"), "messages", instance))
             progress.took_up(turn.journal.epoch)
-            await turn.work()
+            return await turn.work()
         except Fenced:
             _log.info("another harness owns the session", session_id=log.session_id, epoch=turn.journal.epoch)
+            return None
         finally:
             await turn.close()
 
@@ -67,16 +71,23 @@ class Turn:
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
 
-    async def work(self) -> None:
-        """Works until the state says to rest. The model's library loads while tools are looked up or run."""
+    async def work(self) -> float | None:
+        """Works until the state says to rest; returns until when, if not only until something happens.
+
+        The model's library loads while tools are looked up or run.
+        """
         self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         while True:
             self.journal.check()
-            head, action = self.state.head, core.decide(self.state)
+            head, now = self.state.head, self._ports.now()
+            action = core.decide(self.state, now)
             if isinstance(action, core.Rest):
                 await self.cancel()
+                if action.until is not None and action.until - now <= LINGER_SECONDS:
+                    await self._wait(head, max(0.0, action.until - now))
+                    continue
                 _log.info("resting", session_id=self.journal.log.session_id, why=action.why)
-                return
+                return action.until
             if await self._act(action):
                 continue
             await self._wait(head)
@@ -109,7 +120,7 @@ class Turn:
                     self._start(run.call.id, self._calls.run(run))
                 return False
             case core.AskModel():
-                self._start("model", self._ask(action))
+                self._start("model", self._ask())
                 return False
         return True
 
@@ -120,11 +131,11 @@ class Turn:
         self._progress.step(key)
         self._tasks[key] = asyncio.create_task(work, name=key)
 
-    async def _wait(self, head: int) -> None:
-        """Waits until an event came or a task ended. Raises what a task raised."""
+    async def _wait(self, head: int, seconds: float | None = None) -> None:
+        """Waits until an event came, a task ended or some time has passed. Raises what a task raised."""
         news = asyncio.create_task(self.journal.wait(head))
         try:
-            await asyncio.wait({news, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({news, *self._tasks.values()}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             news.cancel()
         stopped = news.exception() if news.done() and not news.cancelled() else None
@@ -155,9 +166,8 @@ class Turn:
             await asyncio.wait({self._newest})
         await self.journal.close()
 
-    async def _ask(self, action: core.AskModel) -> None:
+    async def _ask(self) -> None:
         """Asks the model and says what it answered, or that it did not."""
-        await asyncio.sleep(max(0.0, action.not_before - self._ports.now()))
         assert self._newest is not None
         newest = await asyncio.shield(self._newest)
         state = self.state  # a message that landed while waiting is read too
