@@ -35,9 +35,10 @@ from services.harness.core import (
     Unknown,
     Woke,
 )
-from services.harness.loops.messages import core
+from services.harness.loops.messages import core, policies
 from services.harness.loops.messages.state import State, fold, fold_all
 from services.harness.loops.messages.view import view
+from services.harness.usage import Budgets, Reached
 
 NOW = 1_000.0  # Unix time, seconds
 SCHEMA = '{"type":"object"}'
@@ -260,12 +261,12 @@ def test_stop_reasons_end_turns_as_what_they_are() -> None:
         assert core.decide(_log(*HELLO, Replied(0, "[]", stop_reason, 3)), NOW) == core.EndTurn(reason, 4)
 
 
-def test_the_limit_of_model_calls_ends_the_turn() -> None:
-    """`max_model_calls_per_turn` reached ends the turn as LIMIT instead of asking again."""
-    limited = (Started(0, Config(max_model_calls=1)), *HELLO[1:])
+def test_the_limit_of_model_calls_pauses() -> None:
+    """`max_model_calls_per_turn` reached pauses the session instead of asking again."""
+    limited = (Started(0, Config(budgets=Budgets(max_model_calls_per_turn=1))), *HELLO[1:])
     call = ToolCall("t1", "nothing", "{}")
     state = _log(*limited, Replied(0, "[]", "tool_use", 3, (call,)), CallFinished(0, "t1", ToolResult("no")))
-    assert core.decide(state, NOW) == core.EndTurn("LIMIT", 5)
+    assert core.decide(state, NOW) == core.Pause(Reached("max_model_calls_per_turn", 1, 1))
 
 
 def test_an_event_of_an_unknown_kind_stops_the_harness() -> None:
@@ -296,7 +297,7 @@ def test_tools_of_several_hands_carry_the_hand_in_their_name() -> None:
     """`hand__tool` reaches the hand as `tool`."""
     config = Config(hands=("a", "b"))
     offers = [Offered(0, hand, (ToolSpec(f"{hand}__bash", "", SCHEMA),)) for hand in config.hands]
-    routes = core.routes_of(_log(Started(0, config), *offers))
+    routes = policies.routes_of(_log(Started(0, config), *offers))
     assert {name: route[:2] for name, route in routes.items()} == {
         "a__bash": ("a", "bash"),
         "b__bash": ("b", "bash"),

@@ -270,7 +270,9 @@ async def test_a_person_decides_while_no_harness_waits(allowed: bool, outcome: s
     log, hands = MemoryLog(SessionConfig(tool_policies=[rule])), MemoryHands()
     await run(log, ports(ScriptedModel(said(t1=LS)), hands))
     assert log.kinds()[-1] == "tool_confirmation_requested"
-    await log.add(Event(event_id="yes", tool_confirmed=ToolConfirmed(tool_use_id="t1", allowed=allowed)))
+    seen = log.only("tool_confirmation_requested")[0].call_hash
+    decision = ToolConfirmed(tool_use_id="t1", allowed=allowed, call_hash=seen)
+    await log.add(Event(event_id="yes", tool_confirmed=decision))
     await run(log, ports(ScriptedModel(said()), hands))
     assert outcomes(log) == [outcome]
     assert bool(hands.executions) == allowed

@@ -23,6 +23,7 @@ from services.harness.loops.messages.calls import Calls
 from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.state import State, fold
 from services.harness.loops.messages.view import conversation, view
+from services.harness.model_profiles import cost_micros
 from services.harness.ports import Answer, ModelFailure, Ports, Progress, SessionLog
 from services.kit import ids
 from services.kit.errors import Full, Refused
@@ -90,7 +91,8 @@ class Turn:
                 return action.until
             if await self._act(action):
                 continue
-            await self._wait(head)
+            due = core.due(self.state, now)
+            await self._wait(head, None if due is None else due - now)
 
     async def _act(self, action: core.Action) -> bool:
         """Does or starts what was decided. Tells whether it was done at once."""
@@ -98,15 +100,21 @@ class Turn:
             case core.EndTurn(reason=reason, read=read):
                 await self.cancel()
                 stop = self.state.reply.stop_reason if self.state.reply and reason != "INTERRUPTED" else ""
-                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop)
+                used = self.state.used.in_turn
+                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop, used)
                 await self.journal.propose(ended)
             case core.FinishCall(call=call, result=result):
-                await self.journal.say(codec.call_finished(call.id, *await self.journal.shelf.fitted(result)))
+                await self.cancel(call.id)
+                settled = codec.call_finished(call.id, *await self.journal.shelf.fitted(result))
+                await self.journal.propose(settled)  # only proposed: a client's answer may have come before
             case core.AskConfirmation(call=call):
                 position = self.state.reply.position if self.state.reply else 0
                 await self.journal.propose(codec.confirmation_asked(self.journal.log.session_id, position, call))
-            case core.AskClient(call=call):
-                await self.journal.propose(codec.custom_asked(call))
+            case core.AskClient(call=call, due=due):
+                await self.journal.propose(codec.custom_asked(call, due))
+            case core.Pause(reached=reached):
+                await self.cancel()
+                await self.journal.propose(codec.budget_reached(self.journal.epoch, self.state.head, reached))
             case core.Settle(calls=calls):
                 await self.cancel()
                 await self._calls.settle(calls)
@@ -146,17 +154,16 @@ class Turn:
         if stopped is not None:
             raise stopped
 
-    async def cancel(self) -> None:
-        """Stops everything that is being done. What hands do goes on: they are asked by their ids."""
-        running = [task for task in self._tasks.values() if not task.done()]
-        for task in running:
+    async def cancel(self, *keys: str) -> None:
+        """Stops what is being done, all of it or what these keys name. What hands do goes on, by its ids."""
+        stopped = [self._tasks.pop(key) for key in keys or tuple(self._tasks) if key in self._tasks]
+        for task in stopped:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
-        for task in self._tasks.values():
+        if stopped:
+            await asyncio.wait(stopped)
+        for task in stopped:
             if not task.cancelled():
                 task.exception()  # what one of them raised has ended the run; the others' say the same
-        self._tasks.clear()
 
     async def close(self) -> None:
         """Ends the run: nothing of it goes on in this process."""
@@ -188,6 +195,7 @@ class Turn:
             content_json=content,
             stop_reason=answer.stop_reason,
             usage=answer.usage,
+            cost_micros=cost_micros(answer.model, codec.usage_of(answer.usage)),
             message_id=answer.message_id,
             request_hash=hashlib.sha256(body).hexdigest(),
             read_position=state.head,
@@ -227,4 +235,4 @@ class Turn:
     async def _end_failed(self, part: str, reason: str, message: str, retryable: bool, state: State) -> None:
         epoch, head = self.journal.epoch, self.state.head
         raised = codec.error_raised(epoch, head, part, reason, message, retryable)
-        await self.journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, ""))
+        await self.journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, "", state.used.in_turn))
