@@ -10,6 +10,9 @@ from services.kit.serving import Server, main, until_signal
 from services.sandbox import backends, environments
 from services.sandbox.hand import HandSettings
 from services.sandbox.sandboxes import Sandboxes
+from services.sandbox.seeds import Seeds
+from services.sandbox.seeds_git import Git
+from services.sandbox.seeds_planting import Planting
 from services.sandbox.server import SandboxServicer
 from services.sandbox.settings import Settings
 
@@ -26,7 +29,8 @@ async def run(settings: Settings) -> None:
     hands = backends.Backends(
         HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host)
     )
-    sandboxes = Sandboxes(hands, known)
+    seeds = Seeds(settings.state_dir.absolute() / "seeds", Git(settings.git_ca_file), settings.seeds())
+    sandboxes = Sandboxes(hands, known, planting=Planting(seeds))
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")

@@ -7,10 +7,10 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from services.kit.errors import Exists, Gone, Invalid, Unavailable
+from services.kit.errors import Exists, Gone, Invalid, Refused, Unavailable
 from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox.hand import (
@@ -60,6 +60,10 @@ class Place(Protocol):
 
     async def destroy(self, record: Record) -> None:
         """Ends all that `boot` has started or made outside the record's folder. Idempotent, also half-way."""
+        ...
+
+    async def graft(self, record: Record, path: str, tree: Path) -> bool:
+        """Mounts a directory as `Hand.plant` promises. False, and nothing is changed, where it cannot."""
         ...
 
     async def complaint(self, record: Record) -> str:
@@ -159,6 +163,16 @@ class RunnerHand:
             async for said in self._follow(record, order.execution_id, None):
                 if isinstance(said, Result) and said.outcome is not Outcome.OK:
                     raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {said.text}", mount_path=file.path)
+
+    async def plant(self, sandbox_id: str, path: str, tree: Path) -> None:
+        """See `Hand.plant`."""
+        record = await self._record(sandbox_id)
+        if not await self._place.graft(record, path, tree):
+            raise Refused(
+                "ISOLATION_UNAVAILABLE",
+                "this machine cannot mount a repository into a sandbox of this backend",
+                backend=self._place.name,
+            )
 
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """See `Hand.start`."""

@@ -91,7 +91,9 @@ def _graft(pid: int, anchor: PurePosixPath, path: PurePosixPath, lower: str) -> 
         raise
 
 
-def _folder(anchor: PurePosixPath, path: PurePosixPath, root: bool) -> tuple[int | None, int, int, list[tuple[int, str]]]:
+def _folder(
+    anchor: PurePosixPath, path: PurePosixPath, root: bool
+) -> tuple[int | None, int, int, list[tuple[int, str]]]:
     """Makes the folder to mount on, with `upper` and `work` in it, as the owner of the anchor.
 
     Returns a descriptor of it, or None when a seed is mounted there already; the owner; and the folders that it made.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from handmesh.launcher.ca import ensure_certificates
-from services.vault_proxy.core.origin import Allowed, UrlRefused, parse_allowed
+from services.kit.origin import Allowed, UrlRefused, parse_allowed
 from services.vault_proxy.outbound import BODY_BYTES, BodyRefused, Exchange, Failure, Outbound, observe
 from services.vault_proxy.secret import Secret
 from tests.vault_proxy.strange_server import Reply, StrangeServer, strange_server

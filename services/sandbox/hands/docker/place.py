@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from services.sandbox.hand import WORKSPACE, Recipe
 from services.sandbox.hands.docker import profile
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import NAME, archive
+from services.sandbox.seeds_mount import mount
 
 if TYPE_CHECKING:
     import docker
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DEFAULT_IMAGE = "handmesh/base:latest"
 ENGINE_SECONDS = 60
+_SHARED_KERNEL = ("runc", "crun")  # others keep mounts of their own, where ours would not be seen
 _LABEL = "handmesh."
 _log = Log("services.sandbox.hands.docker")
 
@@ -94,6 +97,22 @@ class Containers:
         """See `Place.destroy`."""
         await self._ask(lambda client: _remove(client, _name(record)))
 
+    async def graft(self, record: Record, path: str, tree: Path) -> bool:
+        """See `Place.graft`. Only where this service is root on the engine's machine, and the kernel is that one's."""
+
+        def process(client: docker.DockerClient) -> int:
+            from docker.errors import NotFound
+
+            try:
+                seen = client.api.inspect_container(_name(record))
+            except NotFound:
+                return 0
+            shared = seen["HostConfig"]["Runtime"] in _SHARED_KERNEL
+            return int(seen["State"]["Pid"]) if shared and _is_its(int(seen["State"]["Pid"]), seen["Id"]) else 0
+
+        pid = await self._ask(process) if os.geteuid() == 0 else 0
+        return pid > 0 and await mount(pid, path, tree)
+
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
         return "the container has ended, and is gone: does the image have python3 (3.8 or newer)?"
@@ -152,6 +171,14 @@ class Containers:
 
             self._client = docker.DockerClient(base_url=self._host, timeout=ENGINE_SECONDS)
         return self._client
+
+
+def _is_its(pid: int, container: str) -> bool:
+    """Says whether a process of this machine is the container's: the engine may be on another one."""
+    try:
+        return container in Path(f"/proc/{pid}/mountinfo").read_text()
+    except OSError:
+        return False
 
 
 def _name(record: Record) -> str:
