@@ -177,9 +177,7 @@ class Seeds:
         if kept:
             await self._git.local(mirror, "gc", "--auto", "--quiet", seconds=seconds)
             return mirror
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.rename(mirror, folder / "mirror.git")
-        return folder / "mirror.git"
+        return await asyncio.to_thread(_keep_mirror, mirror, folder)
 
     async def _check_out(self, remote: Remote, mirror: Path, target: Target, tree: Path) -> None:
         limits = self._settings
@@ -203,9 +201,11 @@ class Seeds:
 
     async def _evict(self) -> None:
         """Removes what was not used for the longest time, until the rest fits. A mirror goes after its last tree."""
-        for _ in range(2):
-            for key in rules.to_evict(await asyncio.to_thread(self._kept), self._settings.cache_bytes):
+        tried: set[str] = set()
+        while going := set(rules.to_evict(await asyncio.to_thread(self._kept), self._settings.cache_bytes)[:1]) - tried:
+            for key in going:
                 await self._remove(key)
+            tried |= going
 
     def _kept(self) -> list[Kept]:
         held = self.pins.held()
@@ -242,6 +242,12 @@ class Seeds:
 def _tree_name(target: Target) -> str:
     branch = hashlib.sha256(target.branch.encode()).hexdigest()[:12]
     return f"{target.commit}-{branch}" if target.branch else target.commit
+
+
+def _keep_mirror(new: Path, folder: Path) -> Path:
+    """Gives a mirror that has been fetched its name."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return new.rename(folder / "mirror.git")
 
 
 def _keep(new: Path, tree: Path) -> None:

@@ -35,7 +35,7 @@ _EMPTY_PATH = 0x1000
 _CLONE, _CLOEXEC = 1, 0o2000000
 _FROM_EMPTY, _TO_EMPTY = 0x04, 0x40
 _READ_ONLY, _NO_SUID, _NO_DEVICES, _ID_MAP = 0x1, 0x2, 0x4, 0x100000
-_SET_STRING, _CREATE = 1, 6
+_SET_FLAG, _SET_STRING, _CREATE = 0, 1, 6
 _FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # The same on x86-64 and arm64.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
@@ -184,8 +184,10 @@ def _overlay(held: int, root: bool) -> int:
     making = _system(_FSOPEN, b"overlay", 1)
     for key, value in layers.items():
         _system(_FSCONFIG, making, _SET_STRING, key.encode(), value.encode(), 0)
-    if not root:
-        _system(_FSCONFIG, making, 0, b"userxattr", None, 0)
+    if root:
+        _system(_FSCONFIG, making, _SET_STRING, b"redirect_dir", b"on", 0)  # or no folder of the seed can be renamed
+    else:
+        _system(_FSCONFIG, making, _SET_FLAG, b"userxattr", None, 0)
     _system(_FSCONFIG, making, _CREATE, None, None, 0)
     return _system(_FSMOUNT, making, 1, _NO_SUID | _NO_DEVICES)
 

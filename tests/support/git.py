@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from services.sandbox.seeds import Seeds, SeedSettings
@@ -49,3 +52,86 @@ def seeds(root: Path, allowed: Path, **settings: float) -> Seeds:
 def planting(root: Path) -> Planting:
     """Makes seeds that take the repositories of `<root>/upstream`."""
     return Planting(seeds(root / "seeds", root / "upstream"))
+
+
+class GitServer:
+    """`git http-backend` behind a web server on loopback, for the repositories of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Listens. `requests` are the paths that were asked for, `fetches` how often objects were."""
+        self.requests: list[str] = []
+        self.fetches = 0
+        self.refuse_with = 0  # a status to answer everything with
+        self.move_to = ""  # a place to send everybody to
+        self.hold = threading.Event()  # sends no objects until it is set
+        self.hold.set()
+        self.held = threading.Event()  # set when somebody waits for it
+        self._folder = folder
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"git": self}))
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._server.server_address[1]
+
+    def url(self, upstream: Upstream) -> str:
+        """Returns where a repository is."""
+        return f"http://127.0.0.1:{self.port}/{upstream.folder.relative_to(self._folder)}"
+
+    def close(self) -> None:
+        """Ends it."""
+        self.hold.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def answer(self, request: _Handler, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        """Returns what `git http-backend` says to a request."""
+        path, _, query = request.path.partition("?")
+        self.requests.append(request.path)
+        if self.refuse_with or self.move_to:
+            headers = [("Location", self.move_to + request.path)] if self.move_to else []
+            return self.refuse_with or 302, headers, b""
+        if b"command=fetch" in body:
+            self.fetches += 1
+            self.held.set()
+            self.hold.wait(30)
+        env = {
+            "PATH": "/usr/bin:/bin",
+            "GIT_PROJECT_ROOT": str(self._folder),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "REQUEST_METHOD": request.command,
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "GIT_PROTOCOL": request.headers.get("Git-Protocol", ""),
+            "CONTENT_TYPE": request.headers.get("Content-Type", ""),
+            "CONTENT_LENGTH": str(len(body)),
+            "HTTP_CONTENT_ENCODING": request.headers.get("Content-Encoding", ""),
+        }
+        said = subprocess.run(["git", "http-backend"], env=env, input=body, check=True, capture_output=True).stdout
+        head, _, content = said.partition(b"\r\n\r\n")
+        headers = [(name, value) for name, _, value in (row.partition(": ") for row in head.decode().split("\r\n"))]
+        status = next((int(value.split()[0]) for name, value in headers if name == "Status"), 200)
+        return status, headers, content
+
+
+class _Handler(BaseHTTPRequestHandler):
+    git: GitServer
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, headers, content = self.git.answer(self, body)
+        with contextlib.suppress(ConnectionError):  # the caller may have been killed
+            self.send_response(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
