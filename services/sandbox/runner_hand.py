@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
-from services.kit.errors import Exists, Gone, Invalid, Refused, Unavailable
+from services.kit.errors import Exists, Gone, Invalid, Unavailable
 from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox.hand import (
@@ -27,6 +27,7 @@ from services.sandbox.hand import (
 )
 from services.sandbox.records import Facts, Record, Records, finished
 from services.sandbox.runner_client import Unreachable, ask, lines
+from services.sandbox.seeds_copy import copy
 from services.sandbox.tools import NAMES
 
 SOCKET = "runner.sock"
@@ -168,11 +169,7 @@ class RunnerHand:
         """See `Hand.plant`."""
         record = await self._record(sandbox_id)
         if not await self._place.graft(record, path, tree):
-            raise Refused(
-                "ISOLATION_UNAVAILABLE",
-                "this machine cannot mount a repository into a sandbox of this backend",
-                backend=self._place.name,
-            )
+            await copy(self, sandbox_id, path, tree)
 
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """See `Hand.start`."""
@@ -227,7 +224,7 @@ class RunnerHand:
                 outcome=Outcome(row["outcome"]) if row["outcome"] else None,
             )
             for row in answer["executions"]
-            if row["name"] != "_put"
+            if not row["name"].startswith("_")  # the service's own
         )
 
     async def release(self, sandbox_id: str) -> None:

@@ -25,7 +25,7 @@ from services.sandbox.seeds_rules import Repository
 from tests.support.git import Upstream, seeds
 
 APP = "/workspace/app"
-LIMITS = Limits(memory_bytes=256 << 20, disk_bytes=32 << 20)
+LIMITS = Limits(memory_bytes=256 << 20, disk_bytes=64 << 20)
 
 
 def digest(tree: Path) -> str:
@@ -50,7 +50,7 @@ class Stand:
         )
         self.upstream = Upstream(root / "upstream" / "app")
         self.upstream.commit("src/a.py", "print(1)\n")
-        self.upstream.commit("src/big", "0" * 4_000_000)
+        self.upstream.commit("src/big", os.urandom(5 << 20).hex())  # a pack, too, of more than a piece
         self.seeds: Seeds = seeds(root / "seeds", root / "upstream")
         self.made: list[str] = []
 
@@ -66,7 +66,7 @@ class Stand:
 
     async def run(self, sandbox_id: str, command: str) -> str:
         """Runs a command in the repository."""
-        order = Order(mint("exec"), "bash", {"command": f"cd {APP}\n{command}"}, "", 60.0)
+        order = Order(mint("exec"), "bash", {"command": f'cd "$HOME/app" || exit\n{command}'}, "", 60.0)
         await self.hand.start(sandbox_id, order)
         async for said in self.hand.follow(sandbox_id, order.execution_id):
             if isinstance(said, Result):
@@ -78,11 +78,22 @@ class Stand:
     params=[
         pytest.param("bubblewrap", marks=pytest.mark.bwrap),
         pytest.param("docker", marks=pytest.mark.docker),
+        pytest.param("bubblewrap, copied", marks=pytest.mark.bwrap),
+        "process",
     ]
 )
-async def stand(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stand]:
-    """A stand whose sandboxes are released at the end."""
-    it = Stand(request.param, tmp_path)
+async def stand(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stand]:
+    """A stand whose sandboxes are released at the end; one is of a machine that cannot mount."""
+
+    async def unable(pid: int, path: str, tree: Path) -> bool:
+        return False
+
+    backend, _, copied = request.param.partition(", ")
+    if copied:
+        monkeypatch.setattr("services.sandbox.hands.bubblewrap.place.mount", unable)
+    it = Stand(backend, tmp_path)
     yield it
     for sandbox_id in it.made:
         await it.hand.release(sandbox_id)
@@ -141,7 +152,7 @@ async def test_planting_is_idempotent_and_takes_nobodys_place(stand: Stand) -> N
             await stand.hand.plant(sandbox, f"/workspace/{path}", tree)
         assert refused.value.reason == "RESOURCE_INVALID"
     await stand.hand.plant(sandbox, "/workspace/empty/deep/new", tree)
-    listing = "find elsewhere /tmp -mindepth 1 -name README; ls full empty/deep/new"
+    listing = "find elsewhere -mindepth 1 -name README; ls full empty/deep/new"
     assert (await stand.run(sandbox, f"cd ..; {listing}")).split() == ["empty/deep/new:", "README", "src", "full:", "x"]
 
 
