@@ -25,7 +25,7 @@ from services.sandbox.seeds_rules import Repository
 from tests.support.git import Upstream, seeds
 
 APP = "/workspace/app"
-LIMITS = Limits(memory_bytes=256 << 20, disk_bytes=64 << 20)
+LIMITS = Limits(memory_bytes=256 << 20, disk_bytes=32 << 20)
 
 
 def digest(tree: Path) -> str:
@@ -50,7 +50,7 @@ class Stand:
         )
         self.upstream = Upstream(root / "upstream" / "app")
         self.upstream.commit("src/a.py", "print(1)\n")
-        self.upstream.commit("src/big", os.urandom(5 << 20).hex())  # a pack, too, of more than a piece
+        self.upstream.commit("src/big", os.urandom(1_200_000).hex())  # a pack, too, of more than a piece
         self.seeds: Seeds = seeds(root / "seeds", root / "upstream")
         self.made: list[str] = []
 
@@ -90,6 +90,7 @@ async def stand(
     async def unable(pid: int, path: str, tree: Path) -> bool:
         return False
 
+    monkeypatch.setattr("services.sandbox.seeds_copy.PIECE_BYTES", 1 << 20)
     backend, _, copied = request.param.partition(", ")
     if copied:
         monkeypatch.setattr("services.sandbox.hands.bubblewrap.place.mount", unable)
