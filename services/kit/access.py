@@ -34,6 +34,7 @@ _SESSION = {
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": READERS,
     "DownloadBlob": READERS,
+    "ListBlobs": READERS,
 }
 _MEMORY = {
     "CreateMemoryStore": CLIENT,

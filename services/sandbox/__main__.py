@@ -22,7 +22,7 @@ TIDY_SECONDS = 30.0
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM. The sandboxes stay, for the service that comes after."""
     try:
-        known = environments.load(settings.environments_file, backends.names())
+        known = environments.load(settings.environments_file, backends.keys())
     except environments.EnvironmentsError as problems:
         sys.exit(f"sandbox: {problems}")
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -34,11 +34,12 @@ async def run(settings: Settings) -> None:
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    tidying = asyncio.create_task(_tidy(sandboxes))
+    background = [asyncio.create_task(sandboxes.prepare()), asyncio.create_task(_tidy(sandboxes))]
     try:
         await until_signal()
     finally:
-        tidying.cancel()
+        for task in background:
+            task.cancel()
         await server.stop()
         await sandboxes.close()
         await hands.close()

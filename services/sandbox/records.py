@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from services.sandbox.hand import Labels, SandboxInfo
+from services.sandbox.removal import remove_tree
 
 _FILE = "sandbox.json"
 
@@ -95,20 +94,7 @@ class Records:
 
     def remove(self, folder: Path) -> None:
         """Removes a sandbox's folder, whatever its tools have done to it. Idempotent."""
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                shutil.rmtree(folder)
-            except PermissionError:  # folders that the tools have locked; nobody else is in there any more
-                unlock(folder)
-                shutil.rmtree(folder)
-
-
-def unlock(folder: Path) -> None:
-    """Gives the owner all rights to every folder below one. Follows no links."""
-    for parent, names, _ in os.walk(folder):
-        for path in (Path(parent) / name for name in names):
-            if not path.is_symlink():
-                path.chmod(0o700)
+        remove_tree(folder)
 
 
 def finished(record: Record, unenforced: tuple[str, ...]) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ from services.sandbox.hand import (
     SandboxInfo,
 )
 from services.sandbox.records import Facts, Record, Records, finished
-from services.sandbox.runner_client import Unreachable, ask, lines
+from services.sandbox.runner_client import Runners, Unreachable
 from services.sandbox.seeds_copy import copy
 from services.sandbox.tools import NAMES
 
@@ -46,6 +46,10 @@ class Place(Protocol):
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
+        ...
+
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Hand.prepare`. Called before each `boot`, so it is quick when there is nothing to make."""
         ...
 
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
@@ -71,8 +75,11 @@ class Place(Protocol):
         """Returns a line for the operator on why a sandbox did not start. Empty when nothing is known."""
         ...
 
-    async def tidy(self, known: Sequence[Record]) -> None:
-        """Destroys what it started for sandboxes that have no record any more."""
+    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
+        """Destroys what it started for sandboxes that have no record any more.
+
+        A record is made before `boot` is called: so list first what was started, then call `known`.
+        """
         ...
 
     async def close(self) -> None:
@@ -87,6 +94,7 @@ class RunnerHand:
         """Goes on with the sandboxes that the records tell of."""
         self._place = place
         self._records = records
+        self._runners = Runners()
         self._known: dict[str, Record] = {}  # finished ones, to save reading the disk at each call
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
         self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
@@ -94,6 +102,11 @@ class RunnerHand:
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
         return await self._place.check(recipe)
+
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Hand.prepare`."""
+        await self._place.check(recipe)
+        await self._place.prepare(recipe)
 
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
         """See `Hand.provision`."""
@@ -119,6 +132,7 @@ class RunnerHand:
 
     async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
         unenforced = await self._place.check(recipe)
+        await self._place.prepare(recipe)
         info = SandboxInfo(labels, self._place.name, recipe.tools or NAMES, recipe.limits.seconds)
         record = self._records.create(info)
         self._unfinished.add(record.sandbox_id)
@@ -145,7 +159,7 @@ class RunnerHand:
         until = loop.time() + START_SECONDS
         while True:
             with contextlib.suppress(Unreachable):
-                await ask(record.door / SOCKET, {"op": "ping"}, until - loop.time())
+                await self._runners.ask(record.door / SOCKET, {"op": "ping"}, until - loop.time())
                 return
             if loop.time() > until or not await self._place.lives(record):
                 raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
@@ -159,11 +173,9 @@ class RunnerHand:
         for file in files:
             path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
             given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
-            order = Order(mint("put"), "_put", given, "", PUT_SECONDS)
-            await self._start(record, order)
-            async for said in self._follow(record, order.execution_id, None):
-                if isinstance(said, Result) and said.outcome is not Outcome.OK:
-                    raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {said.text}", mount_path=file.path)
+            result = await self._run(record, Order(mint("put"), "_put", given, "", PUT_SECONDS))
+            if result.outcome is not Outcome.OK:
+                raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {result.text}", mount_path=file.path)
 
     async def plant(self, sandbox_id: str, path: str, tree: Path) -> None:
         """See `Hand.plant`."""
@@ -173,19 +185,19 @@ class RunnerHand:
 
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """See `Hand.start`."""
-        return await self._start(await self._record(sandbox_id), order)
+        answer = await self._ask(await self._record(sandbox_id), _request("start", order))
+        return bool(answer.get("started"))
 
-    async def _start(self, record: Record, order: Order) -> bool:
-        request = {
-            "op": "start",
-            "id": order.execution_id,
-            "name": order.name,
-            "input": dict(order.input),
-            "digest": order.digest,
-            "timeout_ms": order.seconds * 1000.0,
-            "epoch": order.epoch,
-        }
-        return bool((await self._ask(record, request)).get("started"))
+    async def run(self, sandbox_id: str, order: Order) -> Result:
+        """See `Hand.run`."""
+        return await self._run(await self._record(sandbox_id), order)
+
+    async def _run(self, record: Record, order: Order) -> Result:
+        try:
+            most = record.info.seconds + LATE_SECONDS
+            return _result((await self._runners.ask(record.door / SOCKET, _request("run", order), most))["result"])
+        except (Unreachable, KeyError, TypeError, ValueError):
+            raise await self._lost(record) from None
 
     async def follow(
         self, sandbox_id: str, execution_id: str, offset: int | None = None
@@ -198,7 +210,7 @@ class RunnerHand:
         request = {"op": "follow", "id": execution_id, "offset": offset}
         most = record.info.seconds + LATE_SECONDS
         try:
-            async with contextlib.aclosing(lines(record.door / SOCKET, request, most)) as answers:
+            async with contextlib.aclosing(self._runners.lines(record.door / SOCKET, request, most)) as answers:
                 async for answer in answers:
                     if "result" in answer:
                         yield _result(answer["result"])
@@ -250,15 +262,17 @@ class RunnerHand:
         for record in self._records.all():
             if record.sandbox_id not in self._unfinished and not (record.ready and await self._place.lives(record)):
                 await self._remove(record)
-        await self._place.tidy(self._records.all())
+        await self._place.tidy(self._records.all)
 
     async def close(self) -> None:
         """See `Hand.close`."""
         await asyncio.gather(*self._making.values(), return_exceptions=True)
+        self._runners.close()
         await self._place.close()
 
     async def _remove(self, record: Record) -> None:
         self._known.pop(record.sandbox_id, None)
+        self._runners.forget(record.door / SOCKET)
         await self._place.destroy(record)
         await asyncio.to_thread(self._records.remove, record.folder)
 
@@ -273,7 +287,7 @@ class RunnerHand:
 
     async def _ask(self, record: Record, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return await ask(record.door / SOCKET, request)
+            return await self._runners.ask(record.door / SOCKET, request)
         except Unreachable:
             raise await self._lost(record) from None
 
@@ -289,6 +303,18 @@ class RunnerHand:
 
 def _gone(sandbox_id: str) -> Gone:
     return Gone("SANDBOX_GONE", "the sandbox is not there any more; provision another", sandbox_id=sandbox_id)
+
+
+def _request(operation: str, order: Order) -> dict[str, Any]:
+    return {
+        "op": operation,
+        "id": order.execution_id,
+        "name": order.name,
+        "input": dict(order.input),
+        "digest": order.digest,
+        "timeout_ms": order.seconds * 1000.0,
+        "epoch": order.epoch,
+    }
 
 
 def _result(said: Mapping[str, Any]) -> Result:

@@ -42,6 +42,15 @@ class Availability:
     problem: str
 
 
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of an environment's sandboxes, and what the operator says of it."""
+
+    environment: str
+    description: str
+    tools: tuple[Tool, ...]
+
+
 class Sandboxes:
     """The sandboxes of all backends."""
 
@@ -108,8 +117,7 @@ class Sandboxes:
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         try:
-            await hand.start(call.sandbox_id, order)
-            result = await self._result(hand, call.sandbox_id, id)
+            result = await hand.run(call.sandbox_id, order)
         except asyncio.CancelledError:
             if not call.execution_id:
                 self._kill(hand, call.sandbox_id, id)
@@ -181,14 +189,16 @@ class Sandboxes:
             await hand.release(sandbox_id)
         self._planting.forget(sandbox_id)
 
-    async def tools_of(self, sandbox_id: str) -> tuple[Tool, ...]:
+    async def tools_of(self, sandbox_id: str) -> Toolbox:
         """Lists a sandbox's tools."""
         _, info = await self._backends.find(sandbox_id)
-        return offered(info.tools)
+        recipe = self._environments.recipes.get(info.labels.environment)
+        return Toolbox(info.labels.environment, recipe.description if recipe else "", offered(info.tools))
 
-    def tools_by_environment(self, environment: str) -> tuple[Tool, ...]:
+    def tools_by_environment(self, environment: str) -> Toolbox:
         """Lists the tools that an environment's sandboxes will have."""
-        return offered(self._environments.recipe(environment).tools)
+        recipe = self._environments.recipe(environment)
+        return Toolbox(recipe.name, recipe.description, offered(recipe.tools))
 
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
@@ -206,6 +216,15 @@ class Sandboxes:
         except ServiceError as error:
             return Availability(recipe, error.message)
         return Availability(recipe, "")
+
+    async def prepare(self) -> None:
+        """Builds what recipes with packages or setup commands need, so that no session waits for it."""
+        for recipe in self._environments.recipes.values():
+            if recipe.packages or recipe.setup:
+                try:
+                    await self._backends.hand(recipe.backend).prepare(recipe)
+                except ServiceError as error:
+                    _log.warning("environment not prepared", environment=recipe.name, message=error.message)
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""

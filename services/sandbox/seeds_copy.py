@@ -12,7 +12,7 @@ from typing import Any
 
 from services.kit.errors import Invalid
 from services.kit.ids import mint
-from services.sandbox.hand import WORKSPACE, Hand, Order, Outcome, Result
+from services.sandbox.hand import WORKSPACE, Hand, Order, Outcome
 
 PIECE_BYTES = 4 << 20  # of content in one request; with base64 and the rest it must be below the runner's limit
 PIECE_ENTRIES = 2_000
@@ -30,13 +30,10 @@ async def copy(hand: Hand, sandbox_id: str, path: str, tree: Path) -> None:
     async def step(**given: Any) -> str:
         where = str(PurePosixPath(path).relative_to(WORKSPACE))
         order = Order(mint("put"), "_plant", {"path": where, "seed": tree.name, **given}, "", STEP_SECONDS)
-        await hand.start(sandbox_id, order)
-        async for said in hand.follow(sandbox_id, order.execution_id):
-            if isinstance(said, Result) and said.outcome is not Outcome.OK:
-                raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {said.text}", mount_path=path)
-            if isinstance(said, Result):
-                return said.text
-        return ""
+        said = await hand.run(sandbox_id, order)
+        if said.outcome is not Outcome.OK:
+            raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {said.text}", mount_path=path)
+        return said.text
 
     if await step(step="begin") == "there":
         return

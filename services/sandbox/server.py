@@ -70,8 +70,12 @@ class SandboxServicer(Later):
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         if request.WhichOneof("of") == "sandbox_id":
-            return pb.ListToolsResponse(tools=_tools(await self._sandboxes.tools_of(request.sandbox_id)))
-        return pb.ListToolsResponse(tools=_tools(self._sandboxes.tools_by_environment(request.environment)))
+            found = await self._sandboxes.tools_of(request.sandbox_id)
+        else:
+            found = self._sandboxes.tools_by_environment(request.environment)
+        return pb.ListToolsResponse(
+            tools=_tools(found.tools), environment=found.environment, environment_description=found.description
+        )
 
     async def ListSandboxes(self, request: pb.ListSandboxesRequest, context: Context) -> pb.ListSandboxesResponse:
         found = await self._sandboxes.living(request.session_id)

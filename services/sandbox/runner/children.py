@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import processes, shell
 from .problem import Problem
-from .spare import FILE_TOOLS, Spare
+from .spare import FILE_TOOLS, Nest, Spare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 128
 _SWEEP_SECONDS = 0.01  # between two looks at what killed processes are left
+_SPARE_SECONDS = 0.02  # after a start, in which most executions end: a spare is cheaper then, see `Spare`
 
 
 class Children:
@@ -31,9 +32,13 @@ class Children:
         self._changed = changed
         self._live: list[Execution] = []
         self._spares: dict[bool, Spare] = {}  # by whether it is a shell
+        self._spares_due = 0.0  # monotonic
         self._marks = 0
         self._state = shell.fresh(config.workspace)
+        self._nest = Nest(config)
         processes.adopt_orphans()
+        if config.tool_uid is not None:
+            processes.give_up_groups()
 
     def start(self, run: Execution) -> None:
         """Starts an execution. Raises Problem when it cannot be one, or when there is no room for it."""
@@ -42,7 +47,7 @@ class Children:
             if order.input.get("restart"):
                 self._state = shell.fresh(self._config.workspace)
                 if not order.input.get("command"):
-                    run.settle("OK", "the shell was restarted")
+                    run.settle("OK", "bash session restarted")
                     return
             command = order.input.get("command")
             if not isinstance(command, str) or "\0" in command:
@@ -53,6 +58,7 @@ class Children:
             raise Problem("FULL", f"{MAX_RUNNING} executions are running")
         self._launch(run)
         self._live.append(run)
+        self._spares_due = time.monotonic() + _SPARE_SECONDS
 
     def _launch(self, run: Execution) -> None:
         while True:
@@ -74,7 +80,7 @@ class Children:
 
     def _spare(self, shell_wanted: bool) -> Spare:
         self._marks += 1
-        return Spare(self._config, shell_wanted, str(self._marks))
+        return Spare(self._nest, shell_wanted, str(self._marks), alone=not self._live)
 
     def turn(self) -> None:
         """Does what is due: collects the dead, enforces deadlines, ends what has ended, makes spares."""
@@ -89,6 +95,10 @@ class Children:
                 continue
             if self._sweep() or overdue:  # overdue after all: it sleeps where no signal reaches it
                 self._finish(run)
+        if not self._live or now >= self._spares_due:
+            self._make_spares()
+
+    def _make_spares(self) -> None:
         for shell_wanted in (True, False):
             if shell_wanted not in self._spares:
                 try:
@@ -100,7 +110,11 @@ class Children:
         """Tells for how many seconds nothing is due unless something happens."""
         if any(not run.running for run in self._live):
             return _SWEEP_SECONDS
-        return max(0.0, min((run.deadline for run in self._live), default=float("inf")) - time.monotonic())
+        due = min((run.deadline for run in self._live), default=float("inf"))
+        now = time.monotonic()
+        if self._live and len(self._spares) < 2 and now < self._spares_due:
+            due = min(due, self._spares_due)
+        return max(0.0, due - now)
 
     def end(self) -> None:
         """Kills everything."""
@@ -112,7 +126,6 @@ class Children:
         self._changed(run)
 
     def _reap(self) -> None:
-        first = {run.pid: run for run in self._live if run.running}
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -120,6 +133,7 @@ class Children:
                 return
             if ended is None:
                 return
+            first = {run.pid: run for run in self._live if run.running}  # anew: one may have been started once more
             if ended.si_pid in first:
                 processes.kill_group(ended.si_pid)  # before the number can be used again
             _, status = os.waitpid(ended.si_pid, 0)
@@ -166,5 +180,7 @@ class Children:
     def _finish(self, run: Execution) -> None:
         self._unlisten(run)
         self._live.remove(run)
-        self._state = run.finish() or self._state
-        self._changed(run)
+        left = run.finish()
+        self._changed(run)  # who waits for the result waits no longer
+        if left:
+            self._state = shell.kept(left)
