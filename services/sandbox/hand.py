@@ -1,6 +1,7 @@
 """The `Hand` port: what a backend must be able to do, and what it promises.
 
-A backend is a folder under `hands/` with `make(HandSettings) -> Hand` in its `__init__.py`; nothing else names it.
+A backend is a folder under `hands/` with `make(HandSettings) -> Hand` and `KEYS`, the keys of a recipe that it alone
+understands, in its `__init__.py`; nothing else names it.
 Errors are `ServiceError`s. A failing tool is a value, never an error.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 WORKSPACE = "/workspace"
+NO_NETWORK = "none"
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,13 @@ class Recipe:
     image: str = ""  # of a backend that has images
     rootfs: str = ""  # a directory for the root view of a backend that has none; empty means the host's /usr
     runtime: str = ""  # of a backend that has several
+    packages: tuple[str, ...] = ()  # of the image's distribution; installed once, before any sandbox is made
+    setup: tuple[str, ...] = ()  # commands of bash, likewise, after the packages
+    network: str = NO_NETWORK  # the name of a policy
     env: Mapping[str, str] = field(default_factory=dict)
     tools: tuple[str, ...] = ()  # names; empty means all
     limits: Limits = Limits()
+    pool: int = 0  # how many free sandboxes to keep ready
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Labels:
     hand: str = ""
     request_id: str = ""
     generation: int = 1
+    pool: str = ""  # of a free one that waits for an owner: a digest of what it was made by
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,14 @@ class Hand(Protocol):
         """
         ...
 
+    async def prepare(self, recipe: Recipe) -> None:
+        """Makes what all sandboxes of the recipe have in common, when it is not there yet. May take many minutes.
+
+        `provision` does it too; who has called this before saves it the time. Calls at the same time, also of other
+        services, make it once. Raises as `check` does. What a cancelled call has begun goes on by itself.
+        """
+        ...
+
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
         """Makes a sandbox with files in it, and returns when it can execute.
 
@@ -165,6 +180,19 @@ class Hand(Protocol):
         restart, gets the first one's sandbox and its labels. For another environment or session it raises Exists
         (`REQUEST_ID_REUSED`). What cannot be finished leaves nothing behind. Raises as `check` does, Full (`FULL`),
         and Invalid (`RESOURCE_INVALID`) for a file that cannot be put.
+        """
+        ...
+
+    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+        """Gives a free sandbox, one that was made with `labels.pool`, to an owner, and puts files into it.
+
+        It gets the labels, but keeps its id. The change of owner is one step in what the hand keeps: whatever ends
+        the service, the sandbox is free or has this owner. Of many claims at once one gets it. The others raise Gone
+        (`SANDBOX_GONE`), as for a sandbox that is not there, is not free, or does not answer within a second.
+
+        Idempotent by `labels.request_id`, together with `provision` and as that is: a request that has a sandbox gets
+        that one, and this one stays free. What cannot be finished leaves nothing behind: for a file that cannot be put
+        (`RESOURCE_INVALID`) the sandbox is destroyed.
         """
         ...
 
@@ -215,7 +243,7 @@ class Hand(Protocol):
         ...
 
     async def list(self) -> tuple[SandboxInfo, ...]:
-        """Lists the sandboxes that live, oldest first, also those that an earlier Hand over this state made."""
+        """Lists the sandboxes that live, oldest first, free ones and those of an earlier Hand over this state too."""
         ...
 
     async def tidy(self) -> None:

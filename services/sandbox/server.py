@@ -69,8 +69,12 @@ class SandboxServicer(Later):
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         if request.WhichOneof("of") == "sandbox_id":
-            return pb.ListToolsResponse(tools=_tools(await self._sandboxes.tools_of(request.sandbox_id)))
-        return pb.ListToolsResponse(tools=_tools(self._sandboxes.tools_by_environment(request.environment)))
+            found = await self._sandboxes.tools_of(request.sandbox_id)
+        else:
+            found = self._sandboxes.tools_by_environment(request.environment)
+        return pb.ListToolsResponse(
+            tools=_tools(found.tools), environment=found.environment, environment_description=found.description
+        )
 
     async def ListSandboxes(self, request: pb.ListSandboxesRequest, context: Context) -> pb.ListSandboxesResponse:
         found = await self._sandboxes.living(request.session_id)
@@ -84,6 +88,7 @@ class SandboxServicer(Later):
             recipe = found.recipe
             row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=recipe.description)
             row.available, row.problem = not found.problem, found.problem
+            row.pool, row.pool_free = recipe.pool, found.free
         return answer
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
@@ -125,6 +130,7 @@ def _sandbox(info: SandboxInfo) -> pb.Sandbox:
         request_id=labels.request_id,
         generation=labels.generation,
         unenforced_limits=info.unenforced_limits,
+        pooled=bool(labels.pool),
     )
     sandbox.create_time.FromNanoseconds(int(labels.create_time * 1e9))
     return sandbox

@@ -49,7 +49,7 @@ class Children:
             if order.input.get("restart"):
                 self._state = shell.fresh(self._config.workspace)
                 if not order.input.get("command"):
-                    run.settle("OK", "the shell was restarted")
+                    run.settle("OK", "bash session restarted")
                     return
             command = order.input.get("command")
             if not isinstance(command, str) or "\0" in command:
@@ -142,7 +142,6 @@ class Children:
         self._changed(run)
 
     def _reap(self) -> None:
-        first = {run.pid: run for run in self._live if run.running}
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -150,6 +149,7 @@ class Children:
                 return
             if ended is None:
                 return
+            first = {run.pid: run for run in self._live if run.running}  # anew: one may have been started once more
             if ended.si_pid in first:
                 processes.kill_group(ended.si_pid)  # before the number can be used again
             _, status = os.waitpid(ended.si_pid, 0)

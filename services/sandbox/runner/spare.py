@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 MAX_ANSWER_BYTES = 30 << 20
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
+_F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT)
 _CPU_SECONDS = 30  # of a file tool: a regular expression can take for ever
 
@@ -73,7 +74,8 @@ class Spare:
         """
         self.mark = mark
         self.state = state
-        self.side = os.memfd_create("side", os.MFD_CLOEXEC)  # a byte at the start, then its state or its answer
+        self.side = os.memfd_create("side", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)  # a byte, then its state or answer
+        fcntl.fcntl(self.side, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # who has begun cannot deny it
         self._order = os.memfd_create("order", os.MFD_CLOEXEC)
         go, self._go = os.pipe()
         self.pipe, output = os.pipe()
