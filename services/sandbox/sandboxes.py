@@ -14,6 +14,7 @@ from services.sandbox import core
 from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
 from services.sandbox.hand import Chunk, ExecutionInfo, File, Hand, Labels, Recipe, Result, SandboxInfo
+from services.sandbox.pool import Pools
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool, offered
@@ -40,6 +41,7 @@ class Availability:
 
     recipe: Recipe
     problem: str
+    free: int  # sandboxes in its pool
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,14 @@ class Toolbox:
 class Sandboxes:
     """The sandboxes of all backends."""
 
-    def __init__(self, backends: Backends, environments: Environments, *, planting: Planting) -> None:
+    def __init__(
+        self, backends: Backends, environments: Environments, pools: Pools | None = None, *, planting: Planting
+    ) -> None:
         """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
         self._planting = planting
         self._backends = backends
         self._environments = environments
+        self._pools = pools or Pools(backends, environments)  # which gives nothing away unless somebody runs it
         self._epochs = core.Epochs()
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
@@ -82,9 +87,12 @@ class Sandboxes:
         labels = Labels(mint("sbx"), recipe.name, time.time(), session_id, hand, request_id)
         preparing = asyncio.create_task(self._planting.prepare(repositories))
         try:
-            info = await backend.provision(recipe, labels, files)
+            info = await self._pools.claim(recipe, labels, files)
+            if info is None:
+                info = await backend.provision(recipe, labels, files)
             self._backends.remember(backend, info)
-            await self._plant(backend, info.labels.sandbox_id, repositories, preparing)
+            if repositories:
+                await self._plant(backend, info.labels.sandbox_id, repositories, preparing)
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
@@ -184,10 +192,10 @@ class Sandboxes:
 
     async def release(self, sandbox_id: str) -> None:
         """Destroys a sandbox. Idempotent."""
-        self._backends.forget(sandbox_id)
         for hand in self._backends.with_state():
             await hand.release(sandbox_id)
         self._planting.forget(sandbox_id)
+        self._backends.forget(sandbox_id)  # at the end: until then somebody may find it
 
     async def tools_of(self, sandbox_id: str) -> Toolbox:
         """Lists a sandbox's tools."""
@@ -214,8 +222,8 @@ class Sandboxes:
         try:
             await self._backends.hand(recipe.backend).check(recipe)
         except ServiceError as error:
-            return Availability(recipe, error.message)
-        return Availability(recipe, "")
+            return Availability(recipe, error.message, self._pools.free(recipe.name))
+        return Availability(recipe, "", self._pools.free(recipe.name))
 
     async def prepare(self) -> None:
         """Builds what recipes with packages or setup commands need, so that no session waits for it."""
@@ -229,13 +237,14 @@ class Sandboxes:
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
         planted = self._planting.planted()
-        try:
-            for hand in self._backends.with_state():
+        for hand in self._backends.with_state():
+            try:
                 await hand.tidy()
                 planted -= {info.labels.sandbox_id for info in await hand.list()}
-        except ServiceError as error:
-            _log.warning("not tidied", reason=error.reason, message=error.message)
-            planted = set()  # it cannot be told which of them are gone
+            except ServiceError as error:
+                _log.warning("not tidied", reason=error.reason, message=error.message)
+                planted = set()  # it cannot be told which of them are gone
+        await self._backends.prune()
         await self._planting.tidy(planted)
 
     async def close(self) -> None:
