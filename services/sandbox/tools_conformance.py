@@ -265,6 +265,35 @@ async def check_12_restart_forgets(stand: Stand) -> None:
     assert await it.sh("true") == "(no output)"
 
 
+async def check_13_nothing_waits_for_a_person(stand: Stand) -> None:
+    """What opens a pager, an editor or a prompt, or looks for a terminal, returns at once, with its text."""
+    it = await box(stand)
+    await it.sh(
+        "git init -q; git config user.email a@b; git config user.name c; seq 500 > a; git add a; git commit -qm 1"
+    )
+    for asks in (
+        "git log; git diff --stat; git branch -a; git --paginate show",
+        "git commit --allow-empty",
+        "git commit --amend; git rebase -i --root; git tag -a x; git add -p; git mergetool",
+        "git -c credential.helper= fetch http://127.0.0.1:1/x",
+        "sudo true; su -c true nobody; ssh localhost",
+        "less a; more a; man ls; ed a",
+        "python3; bash; cat; dd; tee /dev/null; sort; read -p 'name? ' x; select y in 1 2; do break; done",
+        "python3 -c 'input(1)'; python3 -c 'import getpass; getpass.getpass()'",
+        "python3 -c 'import pdb; pdb.set_trace()'",
+        "[ -t 0 ] || [ -t 1 ] || [ -t 2 ] || echo none",
+    ):
+        result = await stand.bash(it.sandbox, asks, seconds=25.0)
+        assert result.outcome in (Outcome.OK, Outcome.TOOL_ERROR), (asks, result)
+        assert result.text != "(no output)", asks
+
+
+async def check_14_much_may_be_printed_to_others(stand: Stand) -> None:
+    """A gigabyte from one process to the next is nobody's output, and no limit's matter."""
+    it = await box(stand)
+    assert await it.sh("yes | head -c 1G | md5sum") == "1e072408341a777c22e44d980f1e7ff2  -"
+
+
 CHECKS: tuple[Callable[[Stand], Awaitable[None]], ...] = tuple(
     check for name, check in sorted(globals().items()) if name.startswith("check_")
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -84,3 +85,26 @@ async def test_a_kill_during_a_command_costs_nothing(mesh: Mesh, client: Client,
     assert kinds(events).count("sandbox_provisioned") == 2
     assert (outcomes(events), ends(events)) == (["OK", "OK"], ["DONE"])
     assert kinds(events).count("harness_woke") == (2 if victim == "harness" else 1)
+
+
+async def test_output_that_is_no_text_goes_through_the_whole_mesh(client: Client) -> None:
+    """Odd bytes, noise, characters where the cut falls, odd names: in the log as text, and the turn ends well."""
+    events = await turn(await client.create_session(content="noise"))
+    assert (outcomes(events), ends(events)) == (["OK"] * 5, ["DONE"])
+    said = {it.tool_use_id: it.result for it in only(events, "tool_finished")}
+    results = [said[call["id"]] for call in json.loads(only(events, "model_replied")[0].content_json)]
+    assert results[0].output == "\ufffd" * 6
+    cut = results[2]
+    assert cut.truncated and cut.output.startswith("€€€") and cut.output.endswith("€€€")
+    assert "\ufffd" not in cut.output
+    assert results[3].output.startswith("odd")
+
+
+async def test_a_silent_command_is_waited_for(client: Client) -> None:
+    """Nothing between a tool and its caller loses patience: 90 s in a full drill."""
+    session = await client.create_session(content="long silence" if FULL else "silence")
+    async with asyncio.timeout(110):
+        async for event in session.watch():
+            if event.HasField("turn_ended"):
+                break
+    assert [it.result.output for it in only([event async for event in session.events()], "tool_finished")] == ["done"]

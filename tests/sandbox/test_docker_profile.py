@@ -17,7 +17,10 @@ from services.sandbox.hands.docker.images import DEFAULT_IMAGE, Images
 
 pytestmark = pytest.mark.docker
 PROGRAMS = Path(__file__).with_name("programs")
-GO = "export PATH=$PATH:$GOROOT/bin HOME=/workspace CGO_ENABLED=0; cp /programs/main.go.txt main.go && go run -gcflags='all=-N -l' main.go"
+GO = (
+    "export PATH=$PATH:$GOROOT/bin HOME=/workspace CGO_ENABLED=0; "
+    "cp /programs/main.go.txt main.go && go run -gcflags='all=-N -l' main.go"
+)
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ class Ground:
         (self.state / "secret").write_text(canary)
         environments = "".join(
             f'[environments.{name}]\nbackend = "{column.backend}"\n[environments.{name}.limits]\n{limits}'
-            for name, limits in (("narrow", _LIMITS), ("wide", _WIDE), ("slow", "cpus = 0.1"))
+            for name, limits in (("narrow", _LIMITS), ("wide", _WIDE), ("slow", "cpus = 0.25"))
         )
         (folder / "environments.toml").write_text(environments)
         user = os.geteuid() if column.as_root or os.geteuid() != 0 else OUTSIDER
