@@ -161,11 +161,9 @@ class Children:
     def _ended(self, run: Execution, status: int) -> None:
         run.exited(status)
         self._unlisten(run)
-        if run.stopped is None and not run.begun():
+        if run.stopped is None and not run.begun() and time.monotonic() < run.until:
             run.take_back()
             try:
-                if time.monotonic() >= run.until:
-                    raise Problem("FULL", "in all its time no process came as far as to begin")
                 self._launch(run)
             except Problem as problem:
                 self._live.remove(run)
