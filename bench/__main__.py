@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
-NAMES = ("startup", "log")
+NAMES = ("startup", "log", "hands")
 SIZES = ("ci", "full")
 
 
