@@ -43,7 +43,7 @@ authorization {{
           allow: [
             "log.>", "work.>", "obj.>", "$KV.>",
             "*.*",
-            "$JS.API.INFO", "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.>",
+            "$JS.API.INFO", "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.>", "$JS.API.STREAM.MSG.GET.>",
             "$JS.API.CONSUMER.CREATE.WORK.>", "$JS.API.CONSUMER.INFO.WORK.>", "$JS.API.CONSUMER.MSG.NEXT.WORK.>",
             "$JS.ACK.WORK.>"
           ]

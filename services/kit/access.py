@@ -14,7 +14,7 @@ GRANT_CHECKERS = frozenset({"sandbox", "vault_proxy"})
 
 _SESSION = {
     "CreateSession": READERS,
-    "GetSession": READERS,
+    "GetSession": READERS | {"sandbox"},  # whose reaper asks whether a session has ended
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
     "EndSession": READERS,

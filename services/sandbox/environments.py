@@ -9,6 +9,7 @@ image = "handmesh/base:latest"       # docker; also: runtime, packages, setup. b
 network = "none"                     # the name of a policy; there is no other yet
 size = "medium"                      # a preset of limits: small, medium, large; [limits] refines it
 tools = ["bash", "read"]             # all when not given
+pool = 4                             # free sandboxes to keep ready; 0 when not given
 
 [environments.build.env]             # seen by every tool: no secrets
 LANG = "C.UTF-8"
@@ -32,6 +33,7 @@ from services.sandbox.hand import NO_NETWORK, Limits, Recipe
 from services.sandbox.tools import NAMES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+MAX_POOL = 1000
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:=~-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -90,6 +92,14 @@ def load(file: Path | None, backends: Mapping[str, frozenset[str]]) -> Environme
         raise EnvironmentsError(f"{file}: cannot be read ({type(error).__name__})") from None
 
 
+def with_default_pool(known: Environments, size: int) -> Environments:
+    """Gives the default environment a pool unless it has one."""
+    recipe = known.recipe("")
+    if recipe.pool:
+        return known
+    return replace(known, recipes={**known.recipes, recipe.name: replace(recipe, pool=size)})
+
+
 def parse(text: str, file: str, backends: Mapping[str, frozenset[str]]) -> Environments:
     """Reads a file's text. Raises EnvironmentsError with every problem.
 
@@ -123,8 +133,10 @@ def _recipe(
 ) -> Recipe:
     backend = check.one_of(table, key, "backend", tuple(sorted(backends)), "")
     texts, lists = ("description", "image", "rootfs", "runtime"), ("packages", "setup", "tools")
-    allowed = {"backend", "description", "network", "size", "tools", "env", "limits"} | backends.get(backend, set())
-    check.known(table, key, ("backend", *texts, *lists, "network", "size", "env", "limits"))
+    allowed = {"backend", "description", "network", "size", "tools", "pool", "env", "limits"} | backends.get(
+        backend, set()
+    )
+    check.known(table, key, ("backend", *texts, *lists, "network", "size", "pool", "env", "limits"))
     for extra in sorted({*texts, *lists} & table.keys() - allowed if backend in backends else ()):
         takers = [other for other, keys in sorted(backends.items()) if extra in keys]
         check.problems.append(
@@ -139,6 +151,10 @@ def _recipe(
     if network != NO_NETWORK:
         check.wrong(f"{key}.network", network, f"{NO_NETWORK}: no other policy can be enforced yet")
     size = check.one_of(table, key, "size", tuple(SIZES), _DEFAULT_SIZE)
+    pool = table.get("pool", 0)
+    if not isinstance(pool, int) or isinstance(pool, bool) or not 0 <= pool <= MAX_POOL:
+        check.wrong(f"{key}.pool", pool, f"a whole number from 0 to {MAX_POOL}")
+        pool = 0
     return Recipe(
         name,
         backend,
@@ -149,6 +165,7 @@ def _recipe(
         tools=check.texts(table, key, "tools", ", ".join(NAMES), NAMES.__contains__, distinct=True),
         env=env,
         limits=_limits(check, key, check.table(table, "limits", key), SIZES.get(size, Limits())),
+        pool=pool,
     )
 
 

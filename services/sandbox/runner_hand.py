@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -32,6 +32,7 @@ from services.sandbox.tools import NAMES
 SOCKET = "runner.sock"
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
+PING_SECONDS = 1.0  # a free sandbox that has not answered by then is given to nobody
 LATE_SECONDS = 30.0  # past an execution's limit, after which its runner is taken to be stuck
 _POLL_SECONDS = 0.005
 _DEATH_LOOKS, _DEATH_SECONDS = 20, 0.05
@@ -92,6 +93,7 @@ class RunnerHand:
         self._runners = Runners()
         self._known: dict[str, Record] = {}  # finished ones, to save reading the disk at each call
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
+        self._leaving: set[str] = set()  # sandboxes that are being destroyed here: nobody finds them any more
         self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
@@ -105,25 +107,70 @@ class RunnerHand:
 
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
         """See `Hand.provision`."""
-        if not labels.request_id:
-            return await self._make(recipe, labels, files)
-        making = self._making.get(labels.request_id)
-        if making is None:
-            making = asyncio.create_task(self._find_or_make(recipe, labels, files))
-            self._making[labels.request_id] = making
-            making.add_done_callback(lambda _: self._making.pop(labels.request_id, None))
-        info = await asyncio.shield(making)  # a caller that goes away leaves the others their sandbox
-        if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
-            raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
-        return info
+        return await self._once(labels, lambda: self._make(recipe, labels, files))
 
-    async def _find_or_make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
-        found = self._records.by_request(labels.request_id)
+    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+        """See `Hand.claim`."""
+        return await self._once(labels, lambda: self._take(sandbox_id, labels, files))
+
+    async def _once(self, labels: Labels, make: Callable[[], Coroutine[Any, Any, SandboxInfo]]) -> SandboxInfo:
+        """Makes a request's sandbox unless it has one. Whoever asks meanwhile waits with it."""
+        if not labels.request_id:
+            return await make()
+        making = self._making.get(labels.request_id)
+        while making is not None and not making.done():
+            with contextlib.suppress(Gone):  # it was a claim that came too late, of a sandbox that is not this call's
+                return _same(await asyncio.shield(making), labels)
+            making = self._making.get(labels.request_id)
+        making = asyncio.create_task(self._find_or(labels.request_id, make))
+        self._making[labels.request_id] = making
+        making.add_done_callback(lambda made: self._made(labels.request_id, made))
+        return _same(await asyncio.shield(making), labels)  # a caller that goes away leaves the others their sandbox
+
+    def _made(self, request_id: str, task: asyncio.Task[SandboxInfo]) -> None:
+        if self._making.get(request_id) is task:  # else another has begun since
+            del self._making[request_id]
+
+    async def _find_or(self, request_id: str, make: Callable[[], Coroutine[Any, Any, SandboxInfo]]) -> SandboxInfo:
+        found = self._records.by_request(request_id)
         if found is not None and found.ready:
             return found.info
         if found is not None:  # the service died while it made it, so nobody was told of it
             await self._remove(found)
-        return await self._make(recipe, labels, files)
+        return await make()
+
+    async def _take(self, sandbox_id: str, labels: Labels, files: Sequence[File]) -> SandboxInfo:
+        free: Record | None = await self._record(sandbox_id)
+        if free is not None and free.info.labels.pool:
+            await self._pinged(free)
+            free = self._known.get(sandbox_id)  # as it is after that wait; there is no other until it is saved
+        if free is None or not free.info.labels.pool:
+            raise _gone(sandbox_id)
+        owned = replace(free.info, labels=replace(labels, sandbox_id=sandbox_id, pool=""))
+        record = self._records.save(replace(free, info=owned, ready=not files))
+        self._known[sandbox_id] = record
+        if files:
+            await self._fill(record, files)
+        _log.info("sandbox claimed", sandbox_id=sandbox_id, backend=self._place.name, session_id=labels.session_id)
+        return owned
+
+    async def _pinged(self, record: Record) -> None:
+        try:
+            await self._runners.ask(record.door / SOCKET, {"op": "ping"}, PING_SECONDS)
+        except Unreachable:
+            raise _gone(record.sandbox_id) from None
+
+    async def _fill(self, record: Record, files: Sequence[File]) -> None:
+        """Puts files into a sandbox that was claimed, and finishes it."""
+        self._unfinished.add(record.sandbox_id)
+        try:
+            await self._put(record, files)
+            self._known[record.sandbox_id] = self._records.save(replace(record, ready=True))
+        except BaseException:
+            await asyncio.shield(self._remove(record))
+            raise
+        finally:
+            self._unfinished.discard(record.sandbox_id)
 
     async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
         unenforced = await self._place.check(recipe)
@@ -237,19 +284,25 @@ class RunnerHand:
 
     async def find(self, sandbox_id: str) -> SandboxInfo | None:
         """See `Hand.find`."""
-        record = self._records.get(sandbox_id)
-        return record.info if record is not None and record.ready else None
+        try:
+            return (await self._record(sandbox_id)).info
+        except Gone:
+            return None
 
     async def list(self) -> tuple[SandboxInfo, ...]:
         """See `Hand.list`."""
-        return tuple([it.info for it in self._records.all() if it.ready and await self._place.lives(it)])
+        kept = [record for record in self._records.all() if record.ready and record.sandbox_id not in self._leaving]
+        return tuple([record.info for record in kept if await self._place.lives(record)])
 
     async def tidy(self) -> None:
         """See `Hand.tidy`."""
         for folder in self._records.unfinished():
             await asyncio.to_thread(self._records.remove, folder)
-        for record in self._records.all():
-            if record.sandbox_id not in self._unfinished and not (record.ready and await self._place.lives(record)):
+        for sandbox_id in [record.sandbox_id for record in self._records.all()]:
+            record = self._records.get(sandbox_id)  # as it is by now: others were waited for
+            if record is None or sandbox_id in self._unfinished or sandbox_id in self._leaving:
+                continue
+            if not (record.ready and await self._place.lives(record)):
                 await self._remove(record)
         await self._place.tidy(self._records.all)
 
@@ -262,13 +315,17 @@ class RunnerHand:
     async def _remove(self, record: Record) -> None:
         self._known.pop(record.sandbox_id, None)
         self._runners.forget(record.door / SOCKET)
-        await self._place.destroy(record)
-        await asyncio.to_thread(self._records.remove, record.folder)
+        self._leaving.add(record.sandbox_id)
+        try:
+            await self._place.destroy(record)
+            await asyncio.to_thread(self._records.remove, record.folder)
+        finally:
+            self._leaving.discard(record.sandbox_id)
 
     async def _record(self, sandbox_id: str) -> Record:
         record = self._known.get(sandbox_id)
         if record is None:
-            record = self._records.get(sandbox_id)
+            record = None if sandbox_id in self._leaving else self._records.get(sandbox_id)
             if record is None or not record.ready:
                 raise _gone(sandbox_id)
             self._known[sandbox_id] = record
@@ -292,6 +349,13 @@ class RunnerHand:
 
 def _gone(sandbox_id: str) -> Gone:
     return Gone("SANDBOX_GONE", "the sandbox is not there any more; provision another", sandbox_id=sandbox_id)
+
+
+def _same(info: SandboxInfo, labels: Labels) -> SandboxInfo:
+    """Returns a request's sandbox, unless the request was another's."""
+    if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
+        raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
+    return info
 
 
 def _request(operation: str, order: Order) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class SandboxServicer(Later):
             recipe = found.recipe
             row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=recipe.description)
             row.available, row.problem = not found.problem, found.problem
+            row.pool, row.pool_free = recipe.pool, found.free
         return answer
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
@@ -129,6 +130,7 @@ def _sandbox(info: SandboxInfo) -> pb.Sandbox:
         request_id=labels.request_id,
         generation=labels.generation,
         unenforced_limits=info.unenforced_limits,
+        pooled=bool(labels.pool),
     )
     sandbox.create_time.FromNanoseconds(int(labels.create_time * 1e9))
     return sandbox
