@@ -19,21 +19,22 @@ PART_OF_CLONE = 0.05
 _AUTHOR = ["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "init.defaultBranch=main"]
 
 
-def make_repository(folder: Path, megabytes: int, files: int, seed: int = 0) -> str:
-    """Makes a bare repository whose checkout has so many MB in so many files; returns its URL."""
-    source = folder.with_suffix(".source")
-    source.mkdir(parents=True)
-    dice = random.Random(seed)
+def make_repository(folder: Path, megabytes: int, files: int, *, packed: bool) -> str:
+    """Makes a repository of so many MB that do not compress in so many files; returns its URL.
+
+    One that is not packed is as a commit leaves it: whoever clones waits until git has packed it.
+    """
+    folder.mkdir(parents=True)
+    dice = random.Random(megabytes)
     for number in range(files):
-        path = source / f"part{number % 50:02}" / f"file{number:05}.txt"
+        path = folder / f"part{number % 50:02}" / f"file{number:05}"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(dice.randbytes(megabytes * 500_000 // files).hex())  # text, which packs to half
-    git(source, "init", "--quiet")
-    git(source, "add", "--all")
-    git(source, "commit", "--quiet", "--message", "all of it")
-    git(source.parent, "clone", "--quiet", "--bare", str(source), str(folder))
-    git(folder, "gc", "--quiet")
-    shutil.rmtree(source)
+        path.write_bytes(dice.randbytes(megabytes * 1_000_000 // files))
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "-c", "gc.auto=0", "commit", "--quiet", "--message", "all of it")
+    if packed:
+        git(folder, "gc", "--quiet")
     return f"file://{folder}"
 
 
@@ -51,7 +52,7 @@ async def measure(size: str) -> AsyncIterator[Figure | Unmeasured]:
         yield Unmeasured(name, "there is no git")
         return
     async with start(HANDMESH_GIT_ALLOW="file:///") as world:
-        url = make_repository(world.directory / "upstream" / "big.git", MEGABYTES, FILES)
+        url = make_repository(world.directory / "upstream" / "big", MEGABYTES, FILES, packed=True)
         clones = [_cloned(url, world.directory / f"clone{number}") for number in range(2 if size == "ci" else 5)]
         for backend in world.backends:
             yield await _planted(world, backend, url, p50(clones), 5 if size == "ci" else 15)
