@@ -118,8 +118,8 @@ _ECHO = json.dumps({"command": "echo hi"})
 
 
 @asynccontextmanager
-async def start(*, pools: bool = False, **extra: str) -> AsyncIterator[World]:
-    """Starts everything in a folder of its own, with pools or without; `extra` are settings of the service."""
+async def start(*, pools: bool = False) -> AsyncIterator[World]:
+    """Starts everything in a folder of its own, with pools or without. Repositories may lie in `upstream` of it."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handmesh-bench-")))
         ensure_certificates(directory / "tls", SERVICES, datetime.datetime.now(datetime.UTC))
@@ -133,7 +133,7 @@ async def start(*, pools: bool = False, **extra: str) -> AsyncIterator[World]:
             "HANDMESH_STATE_DIR": str(directory / "state"),
             "HANDMESH_ENVIRONMENTS_FILE": str(directory / "environments.toml"),
             "HANDMESH_LOG_LEVEL": "warning",
-            **extra,
+            "HANDMESH_GIT_ALLOW": f"file://{directory / 'upstream'}",
         }
         stubs, processes = [], []
         for name, module in (("sandbox", "services.sandbox"), ("echo", "bench.hands.peer")):
