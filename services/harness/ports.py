@@ -21,10 +21,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Appended:
-    """Where events are in the log. `grant` comes with an accepted `HarnessWoke` only."""
+    """Where events are in the log, and since when (Unix time, nanoseconds).
+
+    `grant` comes with an accepted `HarnessWoke` only.
+    """
 
     first_position: int
     grant: str = ""
+    time: int = 0
 
 
 class Previews(Protocol):

@@ -112,6 +112,7 @@ class Session(message.Message):
     WAITING_TOOL_USE_IDS_FIELD_NUMBER: builtins.int
     LAST_TURN_END_FIELD_NUMBER: builtins.int
     ARCHIVED_FIELD_NUMBER: builtins.int
+    PAUSED_BUDGET_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Its id. Minted by the server."""
     status: SessionStatus.ValueType
@@ -121,13 +122,17 @@ class Session(message.Message):
     epoch: builtins.int
     """The epoch of the harness that owns it. 0 before any did."""
     cost_micros: builtins.int
-    """What it has cost, in millionths of a US dollar. 0 when no price is known."""
+    """What it has cost, in millionths of a US dollar, as far as prices are known."""
     turns: builtins.int
     """Turns that have ended."""
     last_turn_end: event_pb2.TurnEndReason.ValueType
     """Why the last turn ended. `UNSPECIFIED` before any did."""
     archived: builtins.bool
     """Whether it is archived."""
+    paused_budget: builtins.str
+    """The budget for which it is paused: a field of `Budgets`. Empty when it is
+    not.
+    """
     @builtins.property
     def config(self) -> config_pb2.SessionConfig:
         """What it is."""
@@ -164,10 +169,11 @@ class Session(message.Message):
         waiting_tool_use_ids: abc.Iterable[builtins.str] | None = ...,
         last_turn_end: event_pb2.TurnEndReason.ValueType = ...,
         archived: builtins.bool = ...,
+        paused_budget: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["config", b"config", "create_time", b"create_time", "update_time", b"update_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["archived", b"archived", "config", b"config", "cost_micros", b"cost_micros", "create_time", b"create_time", "epoch", b"epoch", "last_position", b"last_position", "last_turn_end", b"last_turn_end", "session_id", b"session_id", "status", b"status", "turns", b"turns", "update_time", b"update_time", "usage", b"usage", "waiting_tool_use_ids", b"waiting_tool_use_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["archived", b"archived", "config", b"config", "cost_micros", b"cost_micros", "create_time", b"create_time", "epoch", b"epoch", "last_position", b"last_position", "last_turn_end", b"last_turn_end", "paused_budget", b"paused_budget", "session_id", b"session_id", "status", b"status", "turns", b"turns", "update_time", b"update_time", "usage", b"usage", "waiting_tool_use_ids", b"waiting_tool_use_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

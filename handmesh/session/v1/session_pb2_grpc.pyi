@@ -133,7 +133,8 @@ class SessionServiceStub:
       the session (`EPOCH_STALE`, metadata `epoch`). Read on, decide again.
     * `FAILED_PRECONDITION`: a second result for a tool call
       (`TOOL_CALL_SETTLED`), an answer to a call that is not open
-      (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
+      (`TOOL_CALL_UNKNOWN`), a decision about another call than the stored one
+      (`CALL_HASH_MISMATCH`), or the session has ended, is archived or damaged
       (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
     * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
       have (`SESSION_FULL`).
@@ -315,7 +316,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
       the session (`EPOCH_STALE`, metadata `epoch`). Read on, decide again.
     * `FAILED_PRECONDITION`: a second result for a tool call
       (`TOOL_CALL_SETTLED`), an answer to a call that is not open
-      (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
+      (`TOOL_CALL_UNKNOWN`), a decision about another call than the stored one
+      (`CALL_HASH_MISMATCH`), or the session has ended, is archived or damaged
       (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
     * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
       have (`SESSION_FULL`).
@@ -560,7 +562,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
           the session (`EPOCH_STALE`, metadata `epoch`). Read on, decide again.
         * `FAILED_PRECONDITION`: a second result for a tool call
           (`TOOL_CALL_SETTLED`), an answer to a call that is not open
-          (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
+          (`TOOL_CALL_UNKNOWN`), a decision about another call than the stored one
+          (`CALL_HASH_MISMATCH`), or the session has ended, is archived or damaged
           (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
         * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
           have (`SESSION_FULL`).

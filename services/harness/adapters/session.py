@@ -84,7 +84,8 @@ class RemoteLog:
         except grpc.aio.AioRpcError as error:
             raise raised(error) from None
         grant = next((value for key, value in trailing or () if key == GRANT_KEY), "")
-        return Appended(answer.first_position, grant if isinstance(grant, str) else grant.decode())
+        grant = grant if isinstance(grant, str) else grant.decode()
+        return Appended(answer.first_position, grant, answer.emit_time.ToNanoseconds())
 
     async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
         """Keeps something big beside the log (see `SessionLog.put_blob`)."""
