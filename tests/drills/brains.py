@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from handmesh.client import Client, Session, connect
+from handmesh.client.addresses import local_api_key
+from handmesh.client.channels import Link
+from handmesh.harness.v1.harness_pb2 import WakeOutcome, WakeRequest
+from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.launcher.health import Health
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import Ports, free_ports
@@ -30,25 +34,38 @@ class Brains:
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.sessions = [mesh.settings.ports.mesh("session")]  # where session replicas are
+        self.client_ports: dict[int, int] = {}
         self._started: dict[int, Process] = {}
+        self._count = 0
 
     async def harness(self, **more: str) -> int:
         """Starts a harness that knows all session replicas there are; returns its process id."""
         target = self.sessions[0] if len(self.sessions) == 1 else "ipv4:" + ",".join(self.sessions)
         return (await self._start("harness", {"HANDMESH_SESSION_ADDRESS": target} | more))[0]
 
-    async def session(self) -> int:
-        """Starts one more session replica; returns its process id."""
-        pid, address = await self._start("session", {})
-        self.sessions.append(address)
+    async def session(self, address: str = "") -> int:
+        """Starts one more session replica, or one where another was; returns its process id."""
+        pid, at = await self._start("session", {}, address)
+        if not address:
+            self.sessions.append(at)
         return pid
 
-    async def _start(self, service: str, more: dict[str, str]) -> tuple[int, str]:
+    async def wake(self, pid: int, session_id: str) -> str:
+        """Asks a harness to wake a session; returns the outcome."""
+        link = Link(f"127.0.0.1:{self.client_ports[pid]}", local_api_key(self.mesh.files.data_directory), None)
+        try:
+            answer = await link.call(HarnessServiceStub(link.channel).Wake, WakeRequest(session_id=session_id))
+        finally:
+            await link.close()
+        return WakeOutcome.Name(answer.outcome).removeprefix("WAKE_OUTCOME_")
+
+    async def _start(self, service: str, more: dict[str, str], address: str = "") -> tuple[int, str]:
         mesh_port, client_port = free_ports(2)
-        address = f"127.0.0.1:{mesh_port}"
+        address = address or f"127.0.0.1:{mesh_port}"
         ports = {"HANDMESH_LISTEN": address, "HANDMESH_CLIENT_LISTEN": f"127.0.0.1:{client_port}"}
         environment = service_environment(service, self.mesh.settings) | ports | more
-        name = f"{service}-{len(self._started)}"
+        self._count += 1
+        name = f"{service}-{self._count}"
         command = Command(
             name=name,
             arguments=[sys.executable, "-P", "-m", f"services.{service}"],
@@ -58,6 +75,7 @@ class Brains:
         )
         process = Process.start(command)
         self._started[process.pid] = process
+        self.client_ports[process.pid] = client_port
         async with Health(process, client_port) as health:
             await process.ready(health.serving, within=30)
         return process.pid, address
