@@ -1,4 +1,4 @@
-"""The log's speed: every figure of its issue with its bound, measured side by side. See `docs/log.md`."""
+"""The log's speed: every figure of its issue with its bound, measured side by side. See `docs/log-operations.md`."""
 
 from __future__ import annotations
 

@@ -169,6 +169,9 @@ class Ports:
     jitter: Callable[[], float]
 
 
+ASKING = "model"  # the step in which the model is asked
+
+
 class Progress(Protocol):
     """Where a run tells how far it is."""
 
@@ -176,7 +179,7 @@ class Progress(Protocol):
         """The session is this harness's from now on."""
 
     def step(self, name: str) -> None:
-        """What the run does now."""
+        """What the run does now. `ASKING` is what a harness that goes away lets end if it can: it is paid for."""
 
 
 class HarnessType(Protocol):

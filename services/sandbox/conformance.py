@@ -641,6 +641,21 @@ async def check_44_to_run_is_to_start_and_follow(stand: Stand) -> None:
     await refused(Conflict, "EPOCH_STALE", stand.hand.run(sandbox, command("true", epoch=4)))
 
 
+async def check_45_each_gets_its_own_result(stand: Stand) -> None:
+    """160 commands, 16 at a time: each says its own, and ends with its own code and no other's."""
+    sandbox = await stand.id()
+
+    async def caller(first: int) -> None:
+        for number in range(first, first + 10):
+            result = await stand.hand.run(sandbox, command(f"echo hi {number}; exit {number % 5 + 1}"))
+            assert (result.text, result.exit_code) == (
+                f"hi {number}\n[exit code: {number % 5 + 1}]",
+                number % 5 + 1,
+            )
+
+    await asyncio.gather(*(caller(10 * number) for number in range(16)))
+
+
 async def check_60_a_free_sandbox_is_claimed(stand: Stand) -> None:
     """It keeps its id, gets the owner's labels, and has the owner's files when the claim returns."""
     free = await stand.free()

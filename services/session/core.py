@@ -3,6 +3,7 @@
     fold(state, fact, time)   what the log says once this event is in it
     status(state)             what the session does
     needs_harness(state)      whether anybody must be woken for it
+    may_be_timed(state)       whether a timer may wake anybody for it
     admission.admit(...)      whether events may be appended (in its own module)
 
 `fold` changes the state that it is given and returns it: a state knows the names of up to 100,000 events, and a copy
@@ -259,3 +260,8 @@ def status(state: WriteState) -> Status:
 def needs_harness(state: WriteState) -> bool:
     """Says whether a harness has something to do: now, or at a retry's time."""
     return not state.archived and status(state) in (Status.RUNNING, Status.RETRYING)
+
+
+def may_be_timed(state: WriteState) -> bool:
+    """Says whether a time that has come can mean anything to a harness: only while a turn is open."""
+    return not state.archived and status(state) in (Status.RUNNING, Status.RETRYING, Status.WAITING)

@@ -132,6 +132,11 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkResponse.FromString,
                 _registered_method=True)
+        self.OfferWork = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/OfferWork',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
+                _registered_method=True)
         self.CheckGrant = channel.unary_unary(
                 '/handmesh.session.v1.SessionService/CheckGrant',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.SerializeToString,
@@ -375,6 +380,14 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferWork(self, request, context):
+        """Offers a session to the harnesses now, if it needs one and none has it.
+        What `HarnessService.Wake` does. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckGrant(self, request, context):
         """Says whose a grant is. For the sandbox and the vault proxy.
 
@@ -512,6 +525,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.ReleaseWork,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkResponse.SerializeToString,
+            ),
+            'OfferWork': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferWork,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.SerializeToString,
             ),
             'CheckGrant': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckGrant,
@@ -1011,6 +1029,33 @@ class SessionService:
             '/handmesh.session.v1.SessionService/ReleaseWork',
             handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferWork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/OfferWork',
+            handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -176,6 +176,10 @@ class SessionServiceStub:
     """Ends a claim. If the session needs a harness all the same, because a
     message came meanwhile, it is offered again. Idempotent.
     """
+    OfferWork: _grpc.UnaryUnaryMultiCallable[_session_pb2.OfferWorkRequest, _session_pb2.OfferWorkResponse]
+    """Offers a session to the harnesses now, if it needs one and none has it.
+    What `HarnessService.Wake` does. Idempotent.
+    """
     CheckGrant: _grpc.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]
     """Says whose a grant is. For the sandbox and the vault proxy.
 
@@ -354,6 +358,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     ReleaseWork: _aio.UnaryUnaryMultiCallable[_session_pb2.ReleaseWorkRequest, _session_pb2.ReleaseWorkResponse]  # type: ignore[assignment]
     """Ends a claim. If the session needs a harness all the same, because a
     message came meanwhile, it is offered again. Idempotent.
+    """
+    OfferWork: _aio.UnaryUnaryMultiCallable[_session_pb2.OfferWorkRequest, _session_pb2.OfferWorkResponse]  # type: ignore[assignment]
+    """Offers a session to the harnesses now, if it needs one and none has it.
+    What `HarnessService.Wake` does. Idempotent.
     """
     CheckGrant: _aio.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]  # type: ignore[assignment]
     """Says whose a grant is. For the sandbox and the vault proxy.
@@ -632,6 +640,16 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_pb2.ReleaseWorkResponse, _abc.Awaitable[_session_pb2.ReleaseWorkResponse]]:
         """Ends a claim. If the session needs a harness all the same, because a
         message came meanwhile, it is offered again. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def OfferWork(
+        self,
+        request: _session_pb2.OfferWorkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.OfferWorkResponse, _abc.Awaitable[_session_pb2.OfferWorkResponse]]:
+        """Offers a session to the harnesses now, if it needs one and none has it.
+        What `HarnessService.Wake` does. Idempotent.
         """
 
     @_abc_1.abstractmethod

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .execution import Execution
 
 MAX_RUNNING = 128
-MAX_TRIES = 20  # to start an execution whose process is killed before it begins
 _SWEEP_SECONDS = 0.01  # between two looks at what killed processes are left
 _SPARE_SECONDS = 0.02  # after a start, in which most executions end: a spare is cheaper then, see `Spare`
 
@@ -162,11 +161,9 @@ class Children:
     def _ended(self, run: Execution, status: int) -> None:
         run.exited(status)
         self._unlisten(run)
-        if run.stopped is None and not run.begun():
+        if run.stopped is None and not run.begun() and time.monotonic() < run.until:
             run.take_back()
             try:
-                if run.tries >= MAX_TRIES:
-                    raise Problem("FULL", "no process of the sandbox came as far as to begin")
                 self._launch(run)
             except Problem as problem:
                 self._live.remove(run)
