@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench.figure import Figure, Unmeasured
+from bench.hands.world import IMAGE
 from bench.ttft import ground, report, samples
 from bench.ttft.mix import BIG_MB, SMALL_MB, WARM_UP, Task, tasks
 from bench.ttft.samples import Row, Sample, ratios
@@ -40,7 +41,7 @@ Run = Callable[[Task], Awaitable[Sample]]
 
 async def measure(
     size: str, only: str, keep: Path | None = None, docs: Path | None = None
-) -> AsyncIterator[Figure | Row | Unmeasured]:
+) -> AsyncIterator[Figure | Row | Unmeasured | report.Written]:
     """Runs the rows that are wanted, then yields all rows that there are and what follows from them.
 
     `keep` is a file that rows are read from and written to; `docs` a folder whose `ttft.md` and `ttft.png` are written.
@@ -83,14 +84,17 @@ def figures(rows: dict[str, Row]) -> list[Figure]:
 
 
 def _missing() -> str:
-    try:
-        from bench.hands import engine
+    """Says why nothing can be measured here, or nothing."""
+    from docker.errors import DockerException
 
+    from bench.hands import engine
+
+    try:
         client = engine.client()
-        client.inspect_image(engine.IMAGE)
+        client.inspect_image(IMAGE)
         client.close()
-    except Exception as error:  # whatever a missing engine, library or image raises: it is told, and nothing measured
-        return f"no engine with the base image ({type(error).__name__}); see `make image`"
+    except DockerException as error:
+        return f"no Docker Engine with the base image ({type(error).__name__}); see `make image`"
     return ""
 
 
