@@ -24,6 +24,8 @@ _KINDS: Mapping[str, type[ServiceError]] = {
     "TOOL_INPUT_INVALID": Invalid,
     "ID_INVALID": Invalid,
     "ARGUMENT_INVALID": Invalid,
+    "RESOURCE_INVALID": Invalid,
+    "FILE_NOT_FOUND": Gone,
 }
 
 
@@ -43,7 +45,7 @@ async def lines(socket: Path, request: Mapping[str, Any], seconds: float) -> Asy
     """Sends a request and yields what is answered, for so many seconds at most. To be closed by who stops early."""
     until = asyncio.get_running_loop().time() + seconds
     try:
-        async with _connected(socket, until) as (reader, writer):
+        async with connected(socket, until) as (reader, writer):
             writer.write(json.dumps(request).encode("ascii") + b"\n")
             while True:
                 async with asyncio.timeout_at(until):  # not around the yield: it would cancel whoever reads slowly
@@ -51,21 +53,24 @@ async def lines(socket: Path, request: Mapping[str, Any], seconds: float) -> Asy
                     line = await reader.readline()
                 if not line:
                     return
-                yield _said(line)
+                yield said(line)
     except (OSError, TimeoutError, ValueError) as error:  # ValueError: a line that is too long, or no JSON
         raise Unreachable(type(error).__name__) from None
 
 
 @contextlib.asynccontextmanager
-async def _connected(
-    socket: Path, until: float
+async def connected(
+    socket: Path, until: float, buffer_bytes: int = MAX_LINE_BYTES
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """Connects through the folder's descriptor: a socket's path may have 107 bytes only."""
+    """Connects through the folder's descriptor: a socket's path may have 107 bytes only.
+
+    No line may be longer than `buffer_bytes`; twice as many are held of an answer that nobody reads.
+    """
     folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         async with asyncio.timeout_at(until):
             reader, writer = await asyncio.open_unix_connection(
-                f"/proc/self/fd/{folder}/{socket.name}", limit=MAX_LINE_BYTES
+                f"/proc/self/fd/{folder}/{socket.name}", limit=buffer_bytes
             )
     finally:
         os.close(folder)
@@ -75,7 +80,8 @@ async def _connected(
         writer.close()
 
 
-def _said(line: bytes) -> dict[str, Any]:
+def said(line: bytes) -> dict[str, Any]:
+    """Reads an answer. Raises what the runner refuses with, and ValueError for what is no answer."""
     answer = json.loads(line)
     if not isinstance(answer, dict):
         raise ValueError("no object")

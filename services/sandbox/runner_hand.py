@@ -16,6 +16,7 @@ from services.kit.logs import Log
 from services.sandbox.hand import (
     WORKSPACE,
     Chunk,
+    Content,
     ExecutionInfo,
     File,
     Labels,
@@ -27,9 +28,10 @@ from services.sandbox.hand import (
 )
 from services.sandbox.records import Facts, Record, Records, finished
 from services.sandbox.runner_client import Unreachable, ask, lines
+from services.sandbox.runner_files import SOCKET as SOCKET
+from services.sandbox.runner_files import RunnerFiles
 from services.sandbox.tools import NAMES
 
-SOCKET = "runner.sock"
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
 LATE_SECONDS = 30.0  # past an execution's limit, after which its runner is taken to be stuck
@@ -75,7 +77,7 @@ class Place(Protocol):
         ...
 
 
-class RunnerHand:
+class RunnerHand(RunnerFiles):
     """A `Hand` (see there) over a place and the folder of its records."""
 
     def __init__(self, place: Place, records: Records) -> None:
@@ -90,7 +92,7 @@ class RunnerHand:
         """See `Hand.check`."""
         return await self._place.check(recipe)
 
-    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """See `Hand.provision`."""
         if not labels.request_id:
             return await self._make(recipe, labels, files)
@@ -104,7 +106,7 @@ class RunnerHand:
             raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
         return info
 
-    async def _find_or_make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
+    async def _find_or_make(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
         found = self._records.by_request(labels.request_id)
         if found is not None and found.ready:
             return found.info
@@ -112,7 +114,7 @@ class RunnerHand:
             await self._remove(found)
         return await self._make(recipe, labels, files)
 
-    async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
+    async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
         unenforced = await self._place.check(recipe)
         info = SandboxInfo(labels, self._place.name, recipe.tools or NAMES, recipe.limits.seconds)
         record = self._records.create(info)
@@ -146,12 +148,15 @@ class RunnerHand:
                 raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def put(self, sandbox_id: str, files: Sequence[File]) -> None:
+    async def put(self, sandbox_id: str, files: Sequence[Content]) -> None:
         """See `Hand.put`."""
         await self._put(await self._record(sandbox_id), files)
 
-    async def _put(self, record: Record, files: Sequence[File]) -> None:
+    async def _put(self, record: Record, files: Sequence[Content]) -> None:
         for file in files:
+            if not isinstance(file, File):
+                await self._send(record, file)
+                continue
             path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
             given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
             order = Order(mint("put"), "_put", given, "", PUT_SECONDS)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from services.kit.errors import Gone, Invalid, ServiceError
@@ -13,7 +14,17 @@ from services.kit.logs import Log
 from services.sandbox import core
 from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
-from services.sandbox.hand import Chunk, ExecutionInfo, File, Hand, Labels, Recipe, Result, SandboxInfo
+from services.sandbox.hand import (
+    Chunk,
+    Content,
+    ExecutionInfo,
+    FileInfo,
+    Hand,
+    Labels,
+    Recipe,
+    Result,
+    SandboxInfo,
+)
 from services.sandbox.tools import Tool, offered
 
 _log = Log("services.sandbox.sandboxes")
@@ -51,11 +62,11 @@ class Sandboxes:
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
     async def provision(
-        self, environment: str, session_id: str, hand: str, request_id: str, epoch: int, files: Sequence[File]
+        self, environment: str, session_id: str, hand: str, request_id: str, epoch: int, files: Sequence[Content]
     ) -> SandboxInfo:
         """Makes a sandbox. Raises as `Hand.provision` does, and `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`."""
         recipe = self._environments.recipe(environment)
-        core.check_files(files)
+        core.check_contents(files)
         self._epochs.admit(session_id, epoch)
         backend = self._backends.hand(recipe.backend)
         labels = Labels(mint("sbx"), recipe.name, time.time(), session_id, hand, request_id)
@@ -130,12 +141,26 @@ class Sandboxes:
         hand, _ = await self._backends.find(sandbox_id)
         return await hand.executions(sandbox_id)
 
-    async def put(self, sandbox_id: str, files: Sequence[File], epoch: int) -> None:
+    async def put(self, sandbox_id: str, files: Sequence[Content], epoch: int) -> None:
         """Puts files into a sandbox."""
-        core.check_files(files)
+        core.check_contents(files)
         hand, info = await self._backends.find(sandbox_id)
         self._epochs.admit(info.labels.session_id, epoch)
         await hand.put(sandbox_id, files)
+
+    async def files(self, sandbox_id: str, path: str) -> tuple[tuple[FileInfo, ...], bool]:
+        """Lists files, and says whether there are more."""
+        hand, _ = await self._backends.find(sandbox_id)
+        return await hand.files(sandbox_id, core.read_path(path))
+
+    async def read_file(self, sandbox_id: str, path: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """Yields a file from an offset on."""
+        hand, _ = await self._backends.find(sandbox_id)
+        if offset < 0:
+            raise Invalid("ARGUMENT_INVALID", f"offset is negative: {offset}", field="offset")
+        async with aclosing(hand.read_file(sandbox_id, core.read_path(path), offset)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def release(self, sandbox_id: str) -> None:
         """Destroys a sandbox. Idempotent."""

@@ -13,9 +13,11 @@ import pytest
 from services.sandbox import backends
 from services.sandbox.hand import Hand, HandSettings, Recipe
 
-pytest.register_assert_rewrite("services.sandbox.conformance")  # a failed check then shows its values
+for module in ("conformance", "conformance_files"):
+    pytest.register_assert_rewrite(f"services.sandbox.{module}")  # a failed check then shows its values
 
-from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
+from services.sandbox import conformance_files  # noqa: E402 (after the line above)
+from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (the same)
 
 MARKERS = {"bubblewrap": "bwrap", "docker": "docker"}  # backend -> what the machine must have
 
@@ -72,7 +74,7 @@ async def stand(
     await it.hand.close()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*CHECKS, *conformance_files.CHECKS], ids=lambda check: check.__name__)
 @pytest.mark.parametrize("stand", _hands(), indirect=True)
 async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
     """The hand keeps what the port promises; each check states its rule in its docstring."""

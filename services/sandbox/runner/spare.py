@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 from . import files, processes, search, shell
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from .config import Config
 
+OUTPUTS = "outputs"  # in the workspace: where people look for what an agent has made
 MAX_ANSWER_BYTES = 30 << 20
 _HIGH_FD = 300  # above every descriptor that a child is given
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _CPU_SECONDS = 30  # of a file tool: a regular expression can take for ever
+_GUEST_CPU_SECONDS = 120  # of a transfer
 
 FILE_TOOLS: dict[str, Callable[[str, dict[str, Any]], files.Answer]] = {
     "read": files.read,
@@ -61,7 +64,7 @@ class Spare:
         try:
             self.pid = os.fork()
             if not self.pid:
-                _child(config, given, lambda: _be_shell(env) if shell_wanted else _be_file_tool(config, env))
+                _child(config, given, lambda: _begin(config, env, shell_wanted))
         except OSError:
             self.pid = 0
             self.drop()
@@ -92,9 +95,15 @@ class Spare:
             os.close(descriptor)
 
 
-def _child(config: Config, given: dict[int, int], body: Callable[[], None]) -> None:
-    """Runs in the child and never returns. What goes wrong is said on standard error; the exit code is 127."""
+def _child(
+    config: Config, given: dict[int, int], body: Callable[[], None], load: Callable[[], None] = lambda: None
+) -> None:
+    """Runs in the child and never returns. What goes wrong is said on standard error; the exit code is 127.
+
+    `load` is called first, while the runner's own files can be read.
+    """
     try:
+        load()
         _prepare(config, given)
         body()
     except BaseException as error:
@@ -137,6 +146,18 @@ def _hand_over(given: dict[int, int]) -> None:
         os.close(source)
 
 
+def _begin(config: Config, env: dict[str, str], shell_wanted: bool) -> None:
+    if env[processes.MARK] == "1":  # the first process that is the tools' user
+        try:
+            os.mkdir(os.path.join(config.workspace, OUTPUTS))
+        except OSError:
+            pass  # there already, or no room; it is a convenience
+    if shell_wanted:
+        _be_shell(env)
+    else:
+        _be_file_tool(config, env)
+
+
 def _be_shell(env: dict[str, str]) -> None:
     try:
         os.execve("/bin/bash", shell.ARGV, env)
@@ -168,3 +189,32 @@ def _be_file_tool(config: Config, env: dict[str, str]) -> None:
     while data:
         data = data[os.write(shell.SIDE_FD, data) :]
     os._exit(1 if answer["failed"] else 0)
+
+
+def guest(config: Config, caller: socket.socket, request: dict[str, Any]) -> int:
+    """Makes a process that serves a transfer, and returns its number. Raises OSError when none can be made."""
+    null = os.open(os.devnull, os.O_RDWR)
+    try:
+        pid = os.fork()
+        if not pid:
+            given = {0: null, 1: null, 2: null, shell.GO_FD: caller.fileno()}
+            _child(config, given, lambda: _be_guest(config, request), lambda: _load(request))
+    finally:
+        os.close(null)
+    return pid
+
+
+def _load(request: dict[str, Any]) -> None:
+    from . import transfers
+
+    transfers.load(request["do"])
+
+
+def _be_guest(config: Config, request: dict[str, Any]) -> None:
+    import socket
+
+    from . import transfers
+
+    resource.setrlimit(resource.RLIMIT_CPU, (_GUEST_CPU_SECONDS, _GUEST_CPU_SECONDS))
+    transfers.serve(socket.socket(fileno=shell.GO_FD), config.workspace, request)
+    os._exit(0)
