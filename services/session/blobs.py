@@ -81,15 +81,18 @@ class Blobs:
             if not self._uploads[session_id]:
                 del self._uploads[session_id]
 
+    async def find(self, session_id: str, blob_id: str, tenant: str | None) -> BlobRef:
+        """Says what a blob is. Raises Gone (`BLOB_NOT_FOUND`)."""
+        await self._writer.current(session_id, tenant)
+        return _ref(await self._named(session_id, blob_id))
+
     async def download(
         self, session_id: str, blob_id: str, offset: int, length: int, tenant: str | None
     ) -> AsyncIterator[bytes]:
         """Yields a range of a blob, in pieces of at most `SEND_BYTES`; a length of 0 means all (see `DownloadBlob`)."""
         core.check_range(offset, length)
         await self._writer.current(session_id, tenant)
-        blob = (await self._catalog(session_id))[0].get(blob_id)
-        if blob is None:
-            raise _missing(blob_id, "no such blob in this session")
+        blob = await self._named(session_id, blob_id)
         end = min(blob.size, offset + length) if length else blob.size
         async for piece in read(self._objects, session_id, blob.object_id, offset, end):
             for start in range(0, len(piece), SEND_BYTES):
@@ -165,7 +168,7 @@ class Blobs:
         finally:
             if unnamed and intake.size:
                 self._free(session_id, intake.object_id, chunks_of(intake.size))
-        return BlobRef(blob_id=kept.blob_id, size=kept.size, sha256=kept.sha256, media_type=kept.media_type)
+        return _ref(kept)
 
     async def _name(self, session_id: str, blob: Blob) -> Blob:
         """Writes a blob into the catalog, and returns what is there under its name: it, or the same from before."""
@@ -178,6 +181,12 @@ class Blobs:
             if await self._registry.swap(BUCKET, session_id, text, revision):
                 return blob
         raise Unavailable("LOG_UNAVAILABLE", "too many others keep blobs in the session", retry_after=0.2)
+
+    async def _named(self, session_id: str, blob_id: str) -> Blob:
+        blob = (await self._catalog(session_id))[0].get(blob_id)
+        if blob is None:
+            raise _missing(blob_id, "no such blob in this session")
+        return blob
 
     async def _catalog(self, session_id: str) -> tuple[dict[str, Blob], int]:
         entry = await self._registry.get(BUCKET, session_id)
@@ -243,6 +252,10 @@ def _check_message(first: UploadBlobRequest, message: UploadBlobRequest) -> None
         raise Invalid("ARGUMENT_INVALID", "a blob has one media type", field="media_type")
     if len(message.chunk) > core.MAX_CHUNK_BYTES:
         raise Invalid("ARGUMENT_INVALID", f"a chunk has at most {core.MAX_CHUNK_BYTES} bytes", field="chunk")
+
+
+def _ref(blob: Blob) -> BlobRef:
+    return BlobRef(blob_id=blob.blob_id, size=blob.size, sha256=blob.sha256, media_type=blob.media_type)
 
 
 def _missing(blob_id: str, what: str) -> Gone:

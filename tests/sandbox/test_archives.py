@@ -12,7 +12,7 @@ import zlib
 
 import pytest
 
-from services.sandbox.runner.archives import Limits, BadArchive, check, clean_path, entries
+from services.sandbox.runner.archives import BadArchive, Limits, check, clean_path, entries
 
 LIMITS = Limits(size=1 << 20, entries=100)
 

@@ -9,7 +9,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from . import tree
-from .archives import Expanding, BadArchive, content_of, shown
+from .archives import BadArchive, Expanding, content_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
