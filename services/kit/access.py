@@ -15,7 +15,7 @@ GRANT_CHECKERS = frozenset({"sandbox", "vault_proxy"})
 
 _SESSION = {
     "CreateSession": READERS,
-    "GetSession": HANDS,
+    "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
     "EndSession": READERS,

@@ -6,18 +6,26 @@ import asyncio
 import sys
 
 from handmesh.sandbox.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
+from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
+from services.kit import channels
+from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.sandbox import backends, environments
 from services.sandbox.hand import HandSettings
+from services.sandbox.pool import Pools
+from services.sandbox.reaper import Reaper
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.server import SandboxServicer
+from services.sandbox.session_client import SessionClient
 from services.sandbox.settings import Settings
 
 TIDY_SECONDS = 30.0
 
+_log = Log("services.sandbox")
+
 
 async def run(settings: Settings) -> None:
-    """Serves until SIGTERM. The sandboxes stay, for the service that comes after."""
+    """Serves until SIGTERM. The sandboxes that are somebody's stay, for the service that comes after."""
     try:
         known = environments.load(settings.environments_file, backends.names())
     except environments.EnvironmentsError as problems:
@@ -26,23 +34,37 @@ async def run(settings: Settings) -> None:
     hands = backends.Backends(
         HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host)
     )
-    sandboxes = Sandboxes(hands, known)
+    if settings.default_pool is not None:
+        known = environments.with_default_pool(known, settings.default_pool)
+    pools = Pools(hands, known)
+    sandboxes = Sandboxes(hands, known, pools)
+    channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
+    sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
+    reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    tidying = asyncio.create_task(_tidy(sandboxes))
+    background = [asyncio.create_task(_tidy(sandboxes)), asyncio.create_task(pools.run())]
+    background.append(asyncio.create_task(reaper.run()))
     try:
         await until_signal()
     finally:
-        tidying.cancel()
-        await server.stop()
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+        await asyncio.gather(server.stop(), pools.drain())
         await sandboxes.close()
         await hands.close()
+        if channel is not None:
+            await channel.close()
 
 
 async def _tidy(sandboxes: Sandboxes) -> None:
     while True:
-        await sandboxes.tidy()
+        try:
+            await sandboxes.tidy()
+        except Exception:  # the top of a task: it tidies again
+            _log.error("not tidied", exc_info=True)
         await asyncio.sleep(TIDY_SECONDS)
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections import OrderedDict
 from dataclasses import replace
 
-from services.kit.errors import Gone
+from services.kit.errors import Gone, ServiceError
+from services.kit.logs import Log
 from services.sandbox import hands
 from services.sandbox.hand import Hand, HandSettings, SandboxInfo
+
+MOST_REMEMBERED = 10_000
+
+_log = Log("services.sandbox.backends")
 
 
 def names() -> frozenset[str]:
@@ -23,7 +29,7 @@ class Backends:
         """Gives each backend a folder of its own under the state folder."""
         self._settings = settings
         self._hands: dict[str, Hand] = {}
-        self._found: dict[str, tuple[Hand, SandboxInfo]] = {}
+        self._found: OrderedDict[str, tuple[Hand, SandboxInfo]] = OrderedDict()  # those asked for last
 
     def hand(self, name: str) -> Hand:
         """Returns a backend's hand, and makes it on first use."""
@@ -39,22 +45,42 @@ class Backends:
     def remember(self, hand: Hand, info: SandboxInfo) -> None:
         """Takes note of a sandbox that was made."""
         self._found[info.labels.sandbox_id] = (hand, info)
+        if len(self._found) > MOST_REMEMBERED:
+            self._found.popitem(last=False)
 
     def forget(self, sandbox_id: str) -> None:
         """Takes note that a sandbox is gone. Idempotent."""
         self._found.pop(sandbox_id, None)
 
     async def find(self, sandbox_id: str) -> tuple[Hand, SandboxInfo]:
-        """Returns a sandbox and its hand. Raises Gone (`SANDBOX_GONE`)."""
-        if sandbox_id not in self._found:
+        """Returns a sandbox and its hand. Raises Gone (`SANDBOX_GONE`), also for a free one: it is nobody's yet."""
+        found = self._found.get(sandbox_id)
+        if found is None:
             for hand in self.with_state():
                 info = await hand.find(sandbox_id)
-                if info is not None:
-                    self.remember(hand, info)
+                if info is not None and not info.labels.pool:
+                    found = (hand, info)
+                    self.remember(*found)
                     break
             else:
                 raise Gone("SANDBOX_GONE", "there is no such sandbox (any more)", sandbox_id=sandbox_id)
-        return self._found[sandbox_id]
+        return found
+
+    async def listed(self) -> list[tuple[Hand, SandboxInfo]]:
+        """Lists what lives on every backend that answers; the log tells of those that do not."""
+        found = []
+        for hand in self.with_state():
+            try:
+                found += [(hand, info) for info in await hand.list()]
+            except ServiceError as error:
+                _log.warning("sandboxes not listed", reason=error.reason, message=error.message)
+        return found
+
+    async def prune(self) -> None:
+        """Forgets the sandboxes that are not there any more."""
+        for sandbox_id, (hand, _) in list(self._found.items()):
+            if await hand.find(sandbox_id) is None:
+                self.forget(sandbox_id)
 
     async def close(self) -> None:
         """Closes every hand that was made."""

@@ -59,10 +59,19 @@ class Stand:
         self, request_id: str = "", files: Sequence[Content] = (), session_id: str = "", hand: str = ""
     ) -> SandboxInfo:
         """Makes a sandbox."""
-        wanted = Labels(mint("sbx"), self.recipe.name, time.time(), session_id, hand, request_id)
-        info = await self.hand.provision(self.recipe, wanted, files)
+        info = await self.hand.provision(self.recipe, self.labels(request_id, session_id, hand), files)
         self.made.append(info.labels.sandbox_id)
         return info
+
+    def labels(self, request_id: str = "", session_id: str = "", hand: str = "") -> Labels:
+        """Returns the labels of a sandbox that is wanted."""
+        return Labels(mint("sbx"), self.recipe.name, time.time(), session_id, hand, request_id)
+
+    async def free(self) -> str:
+        """Makes a sandbox that waits for an owner, and returns its id."""
+        info = await self.hand.provision(self.recipe, replace(self.labels(), pool="checked"))
+        self.made.append(info.labels.sandbox_id)
+        return info.labels.sandbox_id
 
     async def id(self, **given: Any) -> str:
         """Makes a sandbox and returns its id."""
@@ -621,6 +630,73 @@ async def check_43_a_sandbox_ends_with_its_state(stand: Stand) -> None:
             return
         await asyncio.sleep(0.1)
     raise AssertionError(await stand.left(sandbox))
+
+
+async def check_60_a_free_sandbox_is_claimed(stand: Stand) -> None:
+    """It keeps its id, gets the owner's labels, and has the owner's files when the claim returns."""
+    free = await stand.free()
+    labels = stand.labels("sess/hand/1", "s", "h")
+    info = await stand.hand.claim(free, labels, [File("/workspace/in", b"here")])
+    assert info.labels == replace(labels, sandbox_id=free)
+    assert (await stand.bash(free, "cat in")).text == "here"
+    assert await stand.hand.find(free) == info and await stand.hand.list() == (info,)
+    stand.hand = await stand.reopen()
+    assert await stand.hand.find(free) == info
+    assert await stand.sandbox("sess/hand/1", session_id="s") == info
+
+
+async def check_61_of_many_claims_one_gets_it(stand: Stand) -> None:
+    """Sixteen requests want one sandbox at once, and later: it is the first one's, the others are told so."""
+    free = await stand.free()
+    wanted = [stand.labels(f"sess{number}/hand/1", f"sess{number}") for number in range(16)]
+    told = await asyncio.gather(*(stand.hand.claim(free, labels) for labels in wanted), return_exceptions=True)
+    owners = [said for said in told if isinstance(said, SandboxInfo)]
+    assert len(owners) == 1 and await stand.hand.list() == tuple(owners)
+    losers = [said for said in told if said not in owners]
+    assert all(isinstance(said, Gone) and said.reason == "SANDBOX_GONE" for said in losers)
+    await refused(Gone, "SANDBOX_GONE", stand.hand.claim(free, stand.labels("late/hand/1", "late")))
+    await refused(Gone, "SANDBOX_GONE", stand.hand.claim(await stand.id(), stand.labels("late/hand/1", "late")))
+
+
+async def check_62_a_claim_is_idempotent_by_request_id(stand: Stand) -> None:
+    """Whatever it names and however it is asked for: the request has one sandbox, and the rest stay free."""
+    frees = [await stand.free() for _ in range(3)]
+    wanted = stand.labels("sess/hand/1", "s")
+    claims = [stand.hand.claim(free, wanted) for free in frees]
+    made = await asyncio.gather(*claims, stand.sandbox("sess/hand/1", session_id="s"))
+    assert len(set(made)) == 1
+    stand.hand = await stand.reopen()
+    assert await stand.hand.claim(frees[2], wanted) == made[0]
+    assert sorted(bool(info.labels.pool) for info in await stand.hand.list()) == [False, True, True]
+    await refused(Exists, "REQUEST_ID_REUSED", stand.hand.claim(frees[2], stand.labels("sess/hand/1", "t")))
+
+
+async def check_63_a_claim_that_cannot_be_finished_leaves_nothing(stand: Stand) -> None:
+    """A file that cannot be put: no half-filled sandbox stays, neither the owner's nor a free one."""
+    free = await stand.free()
+    files = [File("/workspace/a", b"1"), File("/workspace/a/b", b"2")]
+    await refused(Invalid, "RESOURCE_INVALID", stand.hand.claim(free, stand.labels("sess/hand/1", "s"), files))
+    assert (await stand.hand.list(), await stand.left(free)) == ((), [])
+
+
+async def check_64_a_free_sandbox_outlives_the_service(stand: Stand) -> None:
+    """A new hand over the state lists it as free, keeps it, and gives it away."""
+    free = await stand.free()
+    stand.hand = await stand.reopen()
+    await stand.hand.tidy()
+    (info,) = await stand.hand.list()
+    assert (info.labels.sandbox_id, info.labels.pool) == (free, "checked")
+    assert (await stand.hand.claim(free, stand.labels("", "s"))).labels.sandbox_id == free
+
+
+async def check_65_what_is_released_is_given_to_nobody(stand: Stand) -> None:
+    """Also while its release is under way."""
+    free = await stand.free()
+    releasing = asyncio.create_task(stand.hand.release(free))
+    await asyncio.sleep(0)
+    await refused(Gone, "SANDBOX_GONE", stand.hand.claim(free, stand.labels("", "s")))
+    await releasing
+    await refused(Gone, "SANDBOX_GONE", stand.hand.claim(free, stand.labels("", "s")))
 
 
 def _token() -> str:

@@ -7,6 +7,7 @@ backend = "docker"                   # a folder under hands/
 description = "Python and git"
 image = "handmesh/base:latest"       # docker; `rootfs` and `runtime` likewise
 tools = ["bash", "read"]             # all when not given
+pool = 4                             # free sandboxes to keep ready; 0 when not given
 
 [environments.build.env]             # seen by every tool: no secrets
 LANG = "C.UTF-8"
@@ -21,7 +22,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from services.sandbox.hand import Limits, Recipe
 from services.sandbox.tools import NAMES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+MAX_POOL = 1000
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -79,6 +81,14 @@ def load(file: Path | None, backends: frozenset[str]) -> Environments:
         raise EnvironmentsError(f"{file}: cannot be read ({type(error).__name__})") from None
 
 
+def with_default_pool(known: Environments, size: int) -> Environments:
+    """Gives the default environment a pool unless it has one."""
+    recipe = known.recipe("")
+    if recipe.pool:
+        return known
+    return replace(known, recipes={**known.recipes, recipe.name: replace(recipe, pool=size)})
+
+
 def parse(text: str, file: str, backends: frozenset[str]) -> Environments:
     """Reads a file's text. `backends` are the names that there are. Raises EnvironmentsError with every problem."""
     try:
@@ -106,7 +116,7 @@ def parse(text: str, file: str, backends: frozenset[str]) -> Environments:
 
 def _recipe(check: _Checker, name: str, key: str, table: dict[str, Any], backends: frozenset[str]) -> Recipe:
     texts = ("backend", "description", "image", "rootfs", "runtime")
-    check.known(table, key, (*texts, "tools", "env", "limits"))
+    check.known(table, key, (*texts, "tools", "pool", "env", "limits"))
     values = {text: check.text(table, key, text, "") for text in texts}
     if values["backend"] not in backends:
         check.wrong(f"{key}.backend", values["backend"], "one of " + ", ".join(sorted(backends)))
@@ -114,13 +124,16 @@ def _recipe(check: _Checker, name: str, key: str, table: dict[str, Any], backend
     if not isinstance(tools, list) or any(tool not in NAMES for tool in tools) or len(set(tools)) != len(tools):
         check.wrong(f"{key}.tools", tools, "a list of " + ", ".join(NAMES))
         tools = []
+    pool = table.get("pool", 0)
+    if not isinstance(pool, int) or isinstance(pool, bool) or not 0 <= pool <= MAX_POOL:
+        check.wrong(f"{key}.pool", pool, f"a whole number from 0 to {MAX_POOL}")
+        pool = 0
     env = check.table(table, "env", key)
     for variable, value in env.items():
         if not _VARIABLE.fullmatch(variable) or not isinstance(value, str) or "\0" in value:
             check.wrong(f"{key}.env.{variable}", value, "a variable's name and a text")
-    return Recipe(
-        name, **values, tools=tuple(tools), env=env, limits=_limits(check, key, check.table(table, "limits", key))
-    )
+    limits = _limits(check, key, check.table(table, "limits", key))
+    return Recipe(name, **values, tools=tuple(tools), env=env, limits=limits, pool=pool)
 
 
 def _limits(check: _Checker, key: str, table: dict[str, Any]) -> Limits:

@@ -47,6 +47,7 @@ class Recipe:
     env: Mapping[str, str] = field(default_factory=dict)
     tools: tuple[str, ...] = ()  # names; empty means all
     limits: Limits = Limits()
+    pool: int = 0  # how many free sandboxes to keep ready
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Labels:
     hand: str = ""
     request_id: str = ""
     generation: int = 1
+    pool: str = ""  # of a free one that waits for an owner: a digest of what it was made by
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,19 @@ class Hand(Protocol):
         """
         ...
 
+    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
+        """Gives a free sandbox, one that was made with `labels.pool`, to an owner, and puts files into it.
+
+        It gets the labels, but keeps its id. The change of owner is one step in what the hand keeps: whatever ends
+        the service, the sandbox is free or has this owner. Of many claims at once one gets it. The others raise Gone
+        (`SANDBOX_GONE`), as for a sandbox that is not there, is not free, or does not answer within a second.
+
+        Idempotent by `labels.request_id`, together with `provision` and as that is: a request that has a sandbox gets
+        that one, and this one stays free. What cannot be finished leaves nothing behind: for a file that cannot be put
+        (`RESOURCE_INVALID`) the sandbox is destroyed.
+        """
+        ...
+
     async def put(self, sandbox_id: str, files: Sequence[Content]) -> None:
         """Writes files, and makes their directories. Raises Invalid (`RESOURCE_INVALID`).
 
@@ -277,7 +292,7 @@ class Hand(Protocol):
         ...
 
     async def list(self) -> tuple[SandboxInfo, ...]:
-        """Lists the sandboxes that live, oldest first, also those that an earlier Hand over this state made."""
+        """Lists the sandboxes that live, oldest first, free ones and those of an earlier Hand over this state too."""
         ...
 
     async def tidy(self) -> None:

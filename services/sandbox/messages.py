@@ -46,6 +46,7 @@ def sandbox(info: SandboxInfo) -> pb.Sandbox:
         request_id=labels.request_id,
         generation=labels.generation,
         unenforced_limits=info.unenforced_limits,
+        pooled=bool(labels.pool),
     )
     sandbox.create_time.FromNanoseconds(int(labels.create_time * 1e9))
     return sandbox

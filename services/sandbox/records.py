@@ -43,6 +43,7 @@ class Records:
     def __init__(self, root: Path) -> None:
         """Keeps records under a folder, which is made when the first is."""
         self._root = root
+        self._requests: dict[str, str] | None = None  # request id -> sandbox id, once they were read
 
     def create(self, info: SandboxInfo) -> Record:
         """Makes the folders of a new sandbox, private to the service's user, and its first record."""
@@ -52,22 +53,24 @@ class Records:
         return self.save(record)
 
     def save(self, record: Record) -> Record:
-        """Writes a record. A crash leaves the old one or the new one."""
+        """Writes a record. A crash of the service leaves the old one or the new one.
+
+        It is not synced: no sandbox outlives the crash of its machine, and a claim would take twice as long.
+        """
         kept = {"info": asdict(record.info), "ready": record.ready, "facts": dict(record.facts)}
         new = record.folder / (_FILE + ".new")
-        with new.open("w") as file:
-            json.dump(kept, file)
-            file.flush()
-            os.fsync(file.fileno())
+        new.write_text(json.dumps(kept))
         new.replace(record.folder / _FILE)
+        if record.info.labels.request_id:
+            self._by_request()[record.info.labels.request_id] = record.sandbox_id
         return record
 
     def get(self, sandbox_id: str) -> Record | None:
-        """Reads a record, if there is one."""
+        """Reads a record, if there is one. One that a crash of the machine has torn counts as none."""
         folder = self._root / sandbox_id
         try:
             kept = json.loads((folder / _FILE).read_text())
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         info = kept["info"]
         labels = Labels(**info.pop("labels"))
@@ -87,14 +90,24 @@ class Records:
 
     def by_request(self, request_id: str) -> Record | None:
         """Finds the sandbox that a request made."""
-        return next((record for record in self.all() if record.info.labels.request_id == request_id), None)
+        sandbox_id = self._by_request().get(request_id)
+        return None if sandbox_id is None else self.get(sandbox_id)
+
+    def _by_request(self) -> dict[str, str]:
+        if self._requests is None:
+            labels = [record.info.labels for record in self.all()]
+            self._requests = {each.request_id: each.sandbox_id for each in labels if each.request_id}
+        return self._requests
 
     def unfinished(self) -> list[Path]:
         """Lists folders without a record: of a sandbox whose making was cut off at its very start."""
-        return [it for it in self._root.iterdir() if not (it / _FILE).exists()] if self._root.is_dir() else []
+        return [it for it in self._root.iterdir() if self.get(it.name) is None] if self._root.is_dir() else []
 
     def remove(self, folder: Path) -> None:
         """Removes a sandbox's folder, whatever its tools have done to it. Idempotent."""
+        known = self._requests or {}
+        for request in [request for request, sandbox_id in list(known.items()) if sandbox_id == folder.name]:
+            known.pop(request, None)  # in place: this runs in a thread of its own
         with contextlib.suppress(FileNotFoundError):
             try:
                 shutil.rmtree(folder)

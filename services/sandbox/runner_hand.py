@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from services.sandbox.tools import NAMES
 
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
+PING_SECONDS = 1.0  # a free sandbox that has not answered by then is given to nobody
 LATE_SECONDS = 30.0  # past an execution's limit, after which its runner is taken to be stuck
 _POLL_SECONDS = 0.005
 _DEATH_LOOKS, _DEATH_SECONDS = 20, 0.05
@@ -86,6 +87,7 @@ class RunnerHand(RunnerFiles):
         self._records = records
         self._known: dict[str, Record] = {}  # finished ones, to save reading the disk at each call
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
+        self._leaving: set[str] = set()  # sandboxes that are being destroyed here: nobody finds them any more
         self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
@@ -94,11 +96,19 @@ class RunnerHand(RunnerFiles):
 
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """See `Hand.provision`."""
+        return await self._once(labels, lambda: self._make(recipe, labels, files))
+
+    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
+        """See `Hand.claim`."""
+        return await self._once(labels, lambda: self._take(sandbox_id, labels, files))
+
+    async def _once(self, labels: Labels, make: Callable[[], Coroutine[Any, Any, SandboxInfo]]) -> SandboxInfo:
+        """Makes a request's sandbox unless it has one. Whoever asks meanwhile waits with it."""
         if not labels.request_id:
-            return await self._make(recipe, labels, files)
+            return await make()
         making = self._making.get(labels.request_id)
         if making is None:
-            making = asyncio.create_task(self._find_or_make(recipe, labels, files))
+            making = asyncio.create_task(self._find_or(labels.request_id, make))
             self._making[labels.request_id] = making
             making.add_done_callback(lambda _: self._making.pop(labels.request_id, None))
         info = await asyncio.shield(making)  # a caller that goes away leaves the others their sandbox
@@ -106,13 +116,46 @@ class RunnerHand(RunnerFiles):
             raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
         return info
 
-    async def _find_or_make(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
-        found = self._records.by_request(labels.request_id)
+    async def _find_or(self, request_id: str, make: Callable[[], Coroutine[Any, Any, SandboxInfo]]) -> SandboxInfo:
+        found = self._records.by_request(request_id)
         if found is not None and found.ready:
             return found.info
         if found is not None:  # the service died while it made it, so nobody was told of it
             await self._remove(found)
-        return await self._make(recipe, labels, files)
+        return await make()
+
+    async def _take(self, sandbox_id: str, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
+        free: Record | None = await self._record(sandbox_id)
+        if free is not None and free.info.labels.pool:
+            await self._pinged(free)
+            free = self._known.get(sandbox_id)  # as it is after that wait; there is no other until it is saved
+        if free is None or not free.info.labels.pool:
+            raise _gone(sandbox_id)
+        owned = replace(free.info, labels=replace(labels, sandbox_id=sandbox_id, pool=""))
+        record = self._records.save(replace(free, info=owned, ready=not files))
+        self._known[sandbox_id] = record
+        if files:
+            await self._fill(record, files)
+        _log.info("sandbox claimed", sandbox_id=sandbox_id, backend=self._place.name, session_id=labels.session_id)
+        return owned
+
+    async def _pinged(self, record: Record) -> None:
+        try:
+            await ask(record.door / SOCKET, {"op": "ping"}, PING_SECONDS)
+        except Unreachable:
+            raise _gone(record.sandbox_id) from None
+
+    async def _fill(self, record: Record, files: Sequence[Content]) -> None:
+        """Puts files into a sandbox that was claimed, and finishes it."""
+        self._unfinished.add(record.sandbox_id)
+        try:
+            await self._put(record, files)
+            self._known[record.sandbox_id] = self._records.save(replace(record, ready=True))
+        except BaseException:
+            await asyncio.shield(self._remove(record))
+            raise
+        finally:
+            self._unfinished.discard(record.sandbox_id)
 
     async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
         unenforced = await self._place.check(recipe)
@@ -230,19 +273,25 @@ class RunnerHand(RunnerFiles):
 
     async def find(self, sandbox_id: str) -> SandboxInfo | None:
         """See `Hand.find`."""
-        record = self._records.get(sandbox_id)
-        return record.info if record is not None and record.ready else None
+        try:
+            return (await self._record(sandbox_id)).info
+        except Gone:
+            return None
 
     async def list(self) -> tuple[SandboxInfo, ...]:
         """See `Hand.list`."""
-        return tuple([it.info for it in self._records.all() if it.ready and await self._place.lives(it)])
+        kept = [record for record in self._records.all() if record.ready and record.sandbox_id not in self._leaving]
+        return tuple([record.info for record in kept if await self._place.lives(record)])
 
     async def tidy(self) -> None:
         """See `Hand.tidy`."""
         for folder in self._records.unfinished():
             await asyncio.to_thread(self._records.remove, folder)
-        for record in self._records.all():
-            if record.sandbox_id not in self._unfinished and not (record.ready and await self._place.lives(record)):
+        for sandbox_id in [record.sandbox_id for record in self._records.all()]:
+            record = self._records.get(sandbox_id)  # as it is by now: others were waited for
+            if record is None or sandbox_id in self._unfinished or sandbox_id in self._leaving:
+                continue
+            if not (record.ready and await self._place.lives(record)):
                 await self._remove(record)
         await self._place.tidy(self._records.all())
 
@@ -253,13 +302,17 @@ class RunnerHand(RunnerFiles):
 
     async def _remove(self, record: Record) -> None:
         self._known.pop(record.sandbox_id, None)
-        await self._place.destroy(record)
-        await asyncio.to_thread(self._records.remove, record.folder)
+        self._leaving.add(record.sandbox_id)
+        try:
+            await self._place.destroy(record)
+            await asyncio.to_thread(self._records.remove, record.folder)
+        finally:
+            self._leaving.discard(record.sandbox_id)
 
     async def _record(self, sandbox_id: str) -> Record:
         record = self._known.get(sandbox_id)
         if record is None:
-            record = self._records.get(sandbox_id)
+            record = None if sandbox_id in self._leaving else self._records.get(sandbox_id)
             if record is None or not record.ready:
                 raise _gone(sandbox_id)
             self._known[sandbox_id] = record

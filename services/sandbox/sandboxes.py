@@ -25,6 +25,7 @@ from services.sandbox.hand import (
     Result,
     SandboxInfo,
 )
+from services.sandbox.pool import Pools
 from services.sandbox.tools import Tool, offered
 
 _log = Log("services.sandbox.sandboxes")
@@ -49,15 +50,17 @@ class Availability:
 
     recipe: Recipe
     problem: str
+    free: int  # sandboxes in its pool
 
 
 class Sandboxes:
     """The sandboxes of all backends."""
 
-    def __init__(self, backends: Backends, environments: Environments) -> None:
+    def __init__(self, backends: Backends, environments: Environments, pools: Pools | None = None) -> None:
         """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
         self._backends = backends
         self._environments = environments
+        self._pools = pools or Pools(backends, environments)  # which gives nothing away unless somebody runs it
         self._epochs = core.Epochs()
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
@@ -70,7 +73,9 @@ class Sandboxes:
         self._epochs.admit(session_id, epoch)
         backend = self._backends.hand(recipe.backend)
         labels = Labels(mint("sbx"), recipe.name, time.time(), session_id, hand, request_id)
-        info = await backend.provision(recipe, labels, files)
+        info = await self._pools.claim(recipe, labels, files)
+        if info is None:
+            info = await backend.provision(recipe, labels, files)
         self._backends.remember(backend, info)
         return info
 
@@ -164,9 +169,9 @@ class Sandboxes:
 
     async def release(self, sandbox_id: str) -> None:
         """Destroys a sandbox. Idempotent."""
-        self._backends.forget(sandbox_id)
         for hand in self._backends.with_state():
             await hand.release(sandbox_id)
+        self._backends.forget(sandbox_id)  # at the end: until then somebody may find it
 
     async def tools_of(self, sandbox_id: str) -> tuple[Tool, ...]:
         """Lists a sandbox's tools."""
@@ -191,8 +196,8 @@ class Sandboxes:
         try:
             await self._backends.hand(recipe.backend).check(recipe)
         except ServiceError as error:
-            return Availability(recipe, error.message)
-        return Availability(recipe, "")
+            return Availability(recipe, error.message, self._pools.free(recipe.name))
+        return Availability(recipe, "", self._pools.free(recipe.name))
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
@@ -201,6 +206,7 @@ class Sandboxes:
                 await hand.tidy()
             except ServiceError as error:
                 _log.warning("not tidied", reason=error.reason, message=error.message)
+        await self._backends.prune()
 
     async def close(self) -> None:
         """Waits for the cancels that are under way."""

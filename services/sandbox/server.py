@@ -83,6 +83,7 @@ class SandboxServicer(Later):
             recipe = found.recipe
             row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=recipe.description)
             row.available, row.problem = not found.problem, found.problem
+            row.pool, row.pool_free = recipe.pool, found.free
         return answer
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -16,52 +14,16 @@ from typing import Any
 import grpc
 import pytest
 
-from handmesh.launcher.ca import ensure_certificates
-from handmesh.launcher.ports import SERVICES, free_ports
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1 import tool_pb2
-from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
-from services.kit.channels import connect
 from services.kit.ids import mint
+from tests.sandbox.service_process import Service
 
 BACKENDS = [
     pytest.param("default", marks=pytest.mark.bwrap),
     pytest.param("docker", marks=pytest.mark.docker),
     "process",
 ]
-
-
-class Service:
-    """`python -m services.sandbox`, and a harness's channel to it."""
-
-    def __init__(self, data: Path) -> None:
-        (port,) = free_ports(1)
-        ensure_certificates(data / "tls", SERVICES, datetime.datetime.now(datetime.UTC))
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "HANDMESH_LISTEN": f"127.0.0.1:{port}",
-            "HANDMESH_TLS_DIR": str(data / "tls" / "sandbox"),
-            "HANDMESH_STATE_DIR": str(data / "state"),
-            "HANDMESH_ALLOW_UNISOLATED": "1",
-            "HANDMESH_CANARY": "CANARY",
-        }
-        self.channel = connect(f"127.0.0.1:{port}", data / "tls" / "harness")
-        self.stub: Any = SandboxServiceStub(self.channel)
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Starts it, and waits until it answers."""
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "services.sandbox", env=self.environment, stderr=asyncio.subprocess.DEVNULL
-        )
-        await self.stub.ListTools(pb.ListToolsRequest(), wait_for_ready=True, timeout=60)
-
-    async def end(self, number: int) -> int:
-        """Ends it by a signal, and returns its exit code."""
-        assert self.process is not None
-        self.process.send_signal(number)
-        return await self.process.wait()
 
 
 @pytest.fixture

@@ -329,6 +329,7 @@ class Sandbox(message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     UNENFORCED_LIMITS_FIELD_NUMBER: builtins.int
+    POOLED_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """Its id. Minted by the server."""
     environment: builtins.str
@@ -343,9 +344,13 @@ class Sandbox(message.Message):
     """The `request_id` that made it."""
     generation: builtins.int
     """Counts its owners: 1 for the first."""
+    pooled: builtins.bool
+    """Whether it waits in a pool for its first owner. Until then nobody can
+    execute in it: every call but `Release` says `SANDBOX_GONE`.
+    """
     @builtins.property
     def create_time(self) -> timestamp_pb2.Timestamp:
-        """When it was made."""
+        """When it was made; of one that came from a pool, when it got its owner."""
 
     @builtins.property
     def unenforced_limits(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -365,10 +370,11 @@ class Sandbox(message.Message):
         generation: builtins.int = ...,
         create_time: timestamp_pb2.Timestamp | None = ...,
         unenforced_limits: abc.Iterable[builtins.str] | None = ...,
+        pooled: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["backend", b"backend", "create_time", b"create_time", "environment", b"environment", "generation", b"generation", "hand", b"hand", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "session_id", b"session_id", "unenforced_limits", b"unenforced_limits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["backend", b"backend", "create_time", b"create_time", "environment", b"environment", "generation", b"generation", "hand", b"hand", "pooled", b"pooled", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "session_id", b"session_id", "unenforced_limits", b"unenforced_limits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -771,6 +777,8 @@ class Environment(message.Message):
     DESCRIPTION_FIELD_NUMBER: builtins.int
     AVAILABLE_FIELD_NUMBER: builtins.int
     PROBLEM_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    POOL_FREE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     backend: builtins.str
@@ -781,6 +789,10 @@ class Environment(message.Message):
     """Whether this machine can follow it now. When not, `problem` says why."""
     problem: builtins.str
     """Why not, and what to do."""
+    pool: builtins.int
+    """How many free sandboxes are to be kept ready in its pool."""
+    pool_free: builtins.int
+    """How many there are now."""
     def __init__(
         self,
         *,
@@ -789,10 +801,12 @@ class Environment(message.Message):
         description: builtins.str = ...,
         available: builtins.bool = ...,
         problem: builtins.str = ...,
+        pool: builtins.int = ...,
+        pool_free: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["available", b"available", "backend", b"backend", "description", b"description", "name", b"name", "problem", b"problem"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["available", b"available", "backend", b"backend", "description", b"description", "name", b"name", "pool", b"pool", "pool_free", b"pool_free", "problem", b"problem"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

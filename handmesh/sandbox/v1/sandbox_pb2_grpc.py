@@ -225,7 +225,7 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSandboxes(self, request, context):
-        """Lists the sandboxes that there are, oldest first.
+        """Lists the sandboxes that there are, oldest first, free ones in pools too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
