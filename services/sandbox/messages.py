@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1 import tool_pb2
 from services.kit.errors import Invalid, Unimplemented
-from services.sandbox.hand import Archive, Content, ExecutionInfo, File, FileInfo, Result, SandboxInfo
+from services.sandbox.hand import Archive, ExecutionInfo, File, FileInfo, Result, SandboxInfo
+from services.sandbox.mounts import Mount
+from services.sandbox.resources import Blob, Resource
 from services.sandbox.tools import Tool
 
 
@@ -18,18 +20,22 @@ def needed(execution_id: str) -> None:
         raise Invalid("ID_INVALID", "execution_id is empty", field="execution_id")
 
 
-def content(resource: pb.Resource) -> Content:
+def resource(it: pb.Resource) -> Resource:
     """Returns what a resource is. Raises Invalid (`RESOURCE_INVALID`) for one that is nothing."""
-    match resource.WhichOneof("source"):
+    match it.WhichOneof("source"):
         case "file":
-            mode = 0o755 if resource.file.executable else 0o644
-            return File(resource.mount_path, resource.file.content, mode)
+            mode = 0o755 if it.file.executable else 0o644
+            return File(it.mount_path, it.file.content, mode)
         case "log_view":
-            return File(resource.mount_path, resource.log_view.json_lines, 0o444)
+            return File(it.mount_path, it.log_view.json_lines, 0o444)
         case "archive":
-            return Archive(resource.mount_path, resource.archive.content)
+            return Archive(it.mount_path, it.archive.content)
+        case "blob":
+            return Blob(it.mount_path, it.blob.blob_id, 0o755 if it.blob.executable else 0o644)
+        case "memory":
+            return Mount(it.mount_path, it.memory.memory_store_id, it.memory.read_only)
         case None:
-            raise Invalid("RESOURCE_INVALID", "a resource says nothing", mount_path=resource.mount_path[:200])
+            raise Invalid("RESOURCE_INVALID", "a resource says nothing", mount_path=it.mount_path[:200])
         case kind:
             raise Unimplemented("UNIMPLEMENTED", f"resources of the kind {kind} are not built yet")
 

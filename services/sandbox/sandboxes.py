@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
@@ -16,7 +17,6 @@ from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
 from services.sandbox.hand import (
     Chunk,
-    Content,
     ExecutionInfo,
     FileInfo,
     Hand,
@@ -25,7 +25,9 @@ from services.sandbox.hand import (
     Result,
     SandboxInfo,
 )
+from services.sandbox.mounts import Mounts
 from services.sandbox.pool import Pools
+from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.tools import Tool, offered
 
 _log = Log("services.sandbox.sandboxes")
@@ -45,6 +47,19 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """A sandbox as it was asked for."""
+
+    environment: str = ""
+    session_id: str = ""
+    hand: str = ""
+    request_id: str = ""
+    epoch: int = 0
+    resources: tuple[Resource, ...] = ()
+    checkpoint_id: str = ""
+
+
+@dataclass(frozen=True)
 class Availability:
     """An environment, and why it cannot be followed here and now; empty when it can."""
 
@@ -56,28 +71,48 @@ class Availability:
 class Sandboxes:
     """The sandboxes of all backends."""
 
-    def __init__(self, backends: Backends, environments: Environments, pools: Pools | None = None) -> None:
+    def __init__(
+        self,
+        backends: Backends,
+        environments: Environments,
+        pools: Pools | None = None,
+        resources: Resources | None = None,
+    ) -> None:
         """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
         self._backends = backends
         self._environments = environments
         self._pools = pools or Pools(backends, environments)  # which gives nothing away unless somebody runs it
+        self._resources = resources or Resources(None, Mounts(backends.state_dir / "mounts"))
         self._epochs = core.Epochs()
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
-    async def provision(
-        self, environment: str, session_id: str, hand: str, request_id: str, epoch: int, files: Sequence[Content]
-    ) -> SandboxInfo:
-        """Makes a sandbox. Raises as `Hand.provision` does, and `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`."""
-        recipe = self._environments.recipe(environment)
-        core.check_contents(files)
-        self._epochs.admit(session_id, epoch)
+    async def provision(self, wanted: Wanted, tenant: str | None = None) -> SandboxInfo:
+        """Makes a sandbox. Raises as `Hand.provision` does, and `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`.
+
+        `tenant` is the caller's, None for one of the mesh.
+        """
+        recipe = self._environments.recipe(wanted.environment)
+        load = await self._resources.load(
+            wanted.resources, wanted.session_id, tenant, recipe.limits.disk_bytes, wanted.checkpoint_id
+        )
+        self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
-        labels = Labels(mint("sbx"), recipe.name, time.time(), session_id, hand, request_id)
-        info = await self._pools.claim(recipe, labels, files)
+        labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
+        info = await self._pools.claim(recipe, labels, load.contents)
         if info is None:
-            info = await backend.provision(recipe, labels, files)
+            info = await backend.provision(recipe, labels, load.contents)
         self._backends.remember(backend, info)
+        await self._mount(backend, info, load)
         return info
+
+    async def _mount(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
+        """Mounts memory stores. A sandbox that did not get them is not kept for nobody to find."""
+        try:
+            await self._resources.mount(hand, info.labels.sandbox_id, load)
+        except BaseException:
+            if not info.labels.request_id:  # with one, the caller asks again and gets it, and then its mounts
+                await asyncio.shield(self.release(info.labels.sandbox_id))
+            raise
 
     async def execute(self, call: Call) -> Result:
         """Runs a tool, or waits for one that runs already, and returns what it said."""
@@ -113,7 +148,7 @@ class Sandboxes:
     async def _result(self, hand: Hand, sandbox_id: str, execution_id: str) -> Result:
         async for said in hand.follow(sandbox_id, execution_id):
             if isinstance(said, Result):
-                return said
+                return await self._resources.synced(hand, sandbox_id, said)
         raise Gone("EXECUTION_UNKNOWN", "the execution has no result", execution_id=execution_id)
 
     def _kill(self, hand: Hand, sandbox_id: str, execution_id: str) -> None:
@@ -146,12 +181,19 @@ class Sandboxes:
         hand, _ = await self._backends.find(sandbox_id)
         return await hand.executions(sandbox_id)
 
-    async def put(self, sandbox_id: str, files: Sequence[Content], epoch: int) -> None:
-        """Puts files into a sandbox."""
-        core.check_contents(files)
+    async def put(self, sandbox_id: str, resources: Sequence[Resource], epoch: int, tenant: str | None = None) -> None:
+        """Puts resources into a sandbox."""
+        hand, info = await self._backends.find(sandbox_id)
+        load = await self._resources.load(resources, info.labels.session_id, tenant, 0)
+        self._epochs.admit(info.labels.session_id, epoch)
+        await hand.put(sandbox_id, load.contents)
+        await self._resources.mount(hand, sandbox_id, load)
+
+    async def checkpoint(self, sandbox_id: str, epoch: int, tenant: str | None = None) -> str:
+        """Keeps a workspace as a blob of the session that owns the sandbox; returns its id."""
         hand, info = await self._backends.find(sandbox_id)
         self._epochs.admit(info.labels.session_id, epoch)
-        await hand.put(sandbox_id, files)
+        return await self._resources.checkpoint(hand, info, tenant)
 
     async def files(self, sandbox_id: str, path: str) -> tuple[tuple[FileInfo, ...], bool]:
         """Lists files, and says whether there are more."""
@@ -168,10 +210,14 @@ class Sandboxes:
                 yield piece
 
     async def release(self, sandbox_id: str) -> None:
-        """Destroys a sandbox. Idempotent."""
+        """Destroys a sandbox, once what its tools have left in memory stores is written. Idempotent."""
+        if self._resources.has_mounts(sandbox_id):
+            with contextlib.suppress(Gone):
+                await self._resources.release((await self._backends.find(sandbox_id))[0], sandbox_id)
         for hand in self._backends.with_state():
             await hand.release(sandbox_id)
         self._backends.forget(sandbox_id)  # at the end: until then somebody may find it
+        self._resources.forget(sandbox_id)
 
     async def tools_of(self, sandbox_id: str) -> tuple[Tool, ...]:
         """Lists a sandbox's tools."""

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
-from services.kit.errors import Unimplemented
 from services.kit.guard import Context
+from services.kit.identity import current as caller
 from services.sandbox import messages
 from services.sandbox.hand import Chunk
 from services.sandbox.later import Later
-from services.sandbox.sandboxes import Call, Sandboxes
+from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
 class SandboxServicer(Later):
@@ -22,16 +22,16 @@ class SandboxServicer(Later):
         self._sandboxes = sandboxes
 
     async def Provision(self, request: pb.ProvisionRequest, context: Context) -> pb.ProvisionResponse:
-        if request.checkpoint_id:
-            raise Unimplemented("UNIMPLEMENTED", "starting from a checkpoint is not built yet")
-        info = await self._sandboxes.provision(
+        wanted = Wanted(
             request.environment,
             request.session_id,
             request.hand,
             request.request_id,
             request.epoch,
-            [messages.content(resource) for resource in request.resources],
+            tuple(messages.resource(it) for it in request.resources),
+            request.checkpoint_id,
         )
+        info = await self._sandboxes.provision(wanted, caller().tenant)
         return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
@@ -101,6 +101,10 @@ class SandboxServicer(Later):
                 yield pb.ReadFileResponse(chunk=piece)
 
     async def PutResources(self, request: pb.PutResourcesRequest, context: Context) -> pb.PutResourcesResponse:
-        files = [messages.content(resource) for resource in request.resources]
-        await self._sandboxes.put(request.sandbox_id, files, request.epoch)
+        resources = [messages.resource(it) for it in request.resources]
+        await self._sandboxes.put(request.sandbox_id, resources, request.epoch, caller().tenant)
         return pb.PutResourcesResponse()
+
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
+        kept = await self._sandboxes.checkpoint(request.sandbox_id, request.epoch, caller().tenant)
+        return pb.CheckpointResponse(checkpoint_id=kept)

@@ -11,6 +11,8 @@ import os
 import stat
 from typing import IO, Any, NamedTuple
 
+from . import tree
+
 MAX_READ_BYTES = 256 << 10
 MAX_IMAGE_BYTES = 5 << 20
 MAX_DOCUMENT_BYTES = 5 << 20  # base64 of it must fit into one message of the mesh
@@ -114,10 +116,8 @@ def edit(workspace: str, given: dict[str, Any]) -> Answer:
 
 def put(workspace: str, given: dict[str, Any]) -> Answer:
     """Writes bytes that the service brought."""
-    path = _absolute(workspace, given["path"])
-    _store(path, base64.b64decode(given["data"]))
-    os.chmod(path, given["mode"])
-    return Answer(path)
+    tree.replace(workspace, given["path"], given["mode"], [base64.b64decode(given["data"])])
+    return Answer(given["path"])
 
 
 def _absolute(workspace: str, path: str) -> str:
