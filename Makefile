@@ -45,8 +45,8 @@ test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is
 	@$(PY) -m pytest $(ARGS)
 
 .PHONY: drill
-drill: setup ## Run the drills that kill, damage and cut the power, at full size (some 8 minutes)
-	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills $(ARGS)
+drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 15 minutes)
+	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills tests/sandbox/attacks $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs

@@ -1,4 +1,8 @@
-"""EmitEvent beside an echo, a raw publish, an fsync and an INSERT, in interleaved blocks."""
+"""EmitEvent beside an echo, a raw publish, an fsync and an INSERT, in interleaved blocks.
+
+`floor` in a row is the same ratio of a server that publishes and does nothing else (see `peer`): where that misses the
+bound too, the bound asks for more than a unary call and a publish can give on the machine.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from typing import Any
 
 from bench.figure import Figure, Unmeasured
 from bench.log.postgres import Missing, postgres
-from bench.log.world import PAYLOAD, World, emit, event, fsync, percentile, rate, timed, well
+from bench.log.world import PAYLOAD, World, emit, event, fsync, percentile, rate, start_peer, timed, well
+from handmesh.launcher.ports import free_ports
 from handmesh.session.v1 import session_pb2 as pb
 from services.kit import ids
 from services.session.log import StoredBatch
@@ -49,10 +54,17 @@ async def session(stub: Any, world: World) -> str:
 
 async def measure(world: World, size: str) -> AsyncIterator[Figure | Unmeasured]:
     """Yields the figures of appends."""
-    async for figure in _alone(world, 12 if size == "ci" else 40):
-        yield figure
-    async for figure in _together(world, 3 if size == "ci" else 8, 1.0 if size == "ci" else 3.0):
-        yield figure
+    (port,) = free_ports(1)
+    floor = await start_peer(world, "floor", f"127.0.0.1:{port}")
+    try:
+        async for figure in _alone(world, f"127.0.0.1:{port}", 12 if size == "ci" else 40):
+            yield figure
+        async for figure in _together(
+            world, f"127.0.0.1:{port}", 3 if size == "ci" else 8, 1.0 if size == "ci" else 3.0
+        ):
+            yield figure
+    finally:
+        await floor.stop()
     try:
         async with postgres(world) as address:
             async for figure in _beside_postgres(world, address, 8 if size == "ci" else 20):
@@ -62,17 +74,19 @@ async def measure(world: World, size: str) -> AsyncIterator[Figure | Unmeasured]
             yield Unmeasured(name, str(missing))
 
 
-async def _alone(world: World, blocks: int) -> AsyncIterator[Figure]:
+async def _alone(world: World, address: str, blocks: int) -> AsyncIterator[Figure]:
     stub, echo, raw = world.client(), world.client(world.echo_address), _Raw(await world.store())
+    floor = world.client(address)
     ours = await session(stub, world)
     metadata = world.metadata
-    rows: dict[str, list[list[float]]] = {name: [] for name in ("echo", "emit", "lean", "stock", "fsync")}
+    rows: dict[str, list[list[float]]] = {name: [] for name in ("echo", "emit", "floor", "lean", "stock", "fsync")}
     for block in range(blocks + 1):
         await well(world.directory)
         measured = {
             "echo": await timed(lambda: echo.EmitEvent(emit(ours), metadata=metadata), CALLS),
             "lean": await timed(raw.lean, CALLS),
             "emit": await timed(lambda: stub.EmitEvent(emit(ours), metadata=metadata), CALLS),
+            "floor": await timed(lambda: floor.EmitEvent(emit(ours), metadata=metadata), CALLS),
             "stock": await timed(raw.stock, CALLS),
             "fsync": fsync(world.directory, CALLS),
         }
@@ -84,7 +98,9 @@ async def _alone(world: World, blocks: int) -> AsyncIterator[Figure]:
     for kind in ("stock", "lean"):
         ratios = tuple(e / (o + 1.4 * r) for e, o, r in zip(p50["emit"], p50["echo"], p50[kind], strict=True))
         name = "nats-py" if kind == "stock" else "the service's own client"
-        yield Figure(f"EmitEvent p50 : echo + 1.4 x raw publish by {name}", "ratio", ratios, 1.0, more=shown)
+        floors = [f / (o + 1.4 * r) for f, o, r in zip(p50["floor"], p50["echo"], p50[kind], strict=True)]
+        more = shown | {"floor": round(statistics.median(floors), 3)}
+        yield Figure(f"EmitEvent p50 : echo + 1.4 x raw publish by {name}", "ratio", ratios, 1.0, more=more)
     # A percentile needs a hundred samples; its noise is that of parts of the run.
     parts = [list(chain(*rows["emit"][at : at + 4])) for at in range(0, len(rows["emit"]) - 3, 4)]
     tails = tuple(percentile(part, 99) / statistics.median(part) for part in parts)
@@ -93,8 +109,8 @@ async def _alone(world: World, blocks: int) -> AsyncIterator[Figure]:
     yield Figure("EmitEvent p99 : p50, 1 caller", "ratio", tails, 2.5, more=whole)
 
 
-async def _together(world: World, blocks: int, seconds: float) -> AsyncIterator[Figure]:
-    stubs, echo = [world.client() for _ in range(4)], [world.client(world.echo_address) for _ in range(4)]
+async def _together(world: World, address: str, blocks: int, seconds: float) -> AsyncIterator[Figure]:
+    stubs, echo, floor = ([world.client(each) for _ in range(4)] for each in ("", world.echo_address, address))
     sessions = [await session(stubs[0], world) for _ in range(64)]
     metadata = world.metadata
 
@@ -108,19 +124,25 @@ async def _together(world: World, blocks: int, seconds: float) -> AsyncIterator[
     def echoed(at: int) -> Any:
         return echo[at % 4].EmitEvent(emit(sessions[at]), metadata=metadata)
 
+    def published(at: int) -> Any:
+        return floor[at % 4].EmitEvent(emit(sessions[at]), metadata=metadata)
+
     many: list[float] = []
+    floors: list[float] = []
     batched: list[float] = []
     shown: dict[str, Any] = {}
     for _ in range(blocks):
         await well(world.directory)
-        floor = await rate(echoed, 64, seconds)
+        echoes = await rate(echoed, 64, seconds)
         reached = await rate(one, 64, seconds)
-        many.append(reached / floor)
-        shown = {"echo_per_s": round(floor), "emit_per_s": round(reached), "stretch": 0.7}
+        many.append(reached / echoes)
+        floors.append(await rate(published, 64, seconds) / echoes)
+        shown = {"echo_per_s": round(echoes), "emit_per_s": round(reached), "stretch": 0.7}
         await well(world.directory)
         single = await rate(one, 8, seconds)
         tens = 10 * await rate(ten, 8, seconds)
         batched.append(tens / single)
+    shown["floor"] = round(statistics.median(floors), 3)
     yield Figure("EmitEvent rate : echo rate, 64 sessions", "ratio", tuple(many), 0.5, least=True, more=shown)
     rates = {"single_events_per_s": round(single), "batched_events_per_s": round(tens)}
     yield Figure("events/s in batches of 10 : single, 8 callers", "ratio", tuple(batched), 2.0, least=True, more=rates)

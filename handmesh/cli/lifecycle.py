@@ -86,14 +86,17 @@ def fork(
     run(body)
 
 
-def export(session_id: SessionId, data_directory: DataDirectory = None) -> None:
-    """Prints a session's log as JSON Lines, with what shows that no line was changed or lost."""
+WithoutBlobs = Annotated[bool, typer.Option("--without-blobs", help="Leave out what lies beside the log.")]
+
+
+def export(session_id: SessionId, without_blobs: WithoutBlobs = False, data_directory: DataDirectory = None) -> None:
+    """Prints a session's log and its blobs as JSON Lines, with what shows that no line was changed or lost."""
 
     async def body() -> int:
         from handmesh.client import connect
 
         async with connect(data_directory=data_directory) as mesh:
-            async for line in mesh.session(session_id).export():
+            async for line in mesh.session(session_id).export(blobs=not without_blobs):
                 typer.echo(line)
         return 0
 
@@ -102,6 +105,7 @@ def export(session_id: SessionId, data_directory: DataDirectory = None) -> None:
 
 def import_(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A file that `export` made; - is standard input.")],
+    without_blobs: WithoutBlobs = False,
     data_directory: DataDirectory = None,
 ) -> None:
     """Makes a new session from an exported log, and prints its id."""
@@ -121,7 +125,7 @@ def import_(
 
         with opened:
             async with connect(data_directory=data_directory) as mesh:
-                typer.echo((await mesh.import_session(lines)).id)
+                typer.echo((await mesh.import_session(lines, blobs=not without_blobs)).id)
         return 0
 
     run(body)

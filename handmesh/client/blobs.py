@@ -41,6 +41,12 @@ CHUNK_BYTES = 512 * 1024
 INLINE_BYTES = 768 * 1024
 """Most bytes of the JSON text of a message's content, so that the event around it stays under 1 MiB."""
 
+RESULT_BYTES = 512 * 1024
+"""The same of a tool's answer, beside which there may be `OUTPUT_BYTES` of text."""
+
+OUTPUT_BYTES = 256 * 1024
+"""Most bytes of a tool's output; of more, head and tail stay in the event, and the whole lies in a blob."""
+
 TRANSFER_SECONDS = 600.0
 """How long an upload or a download may take."""
 
@@ -121,9 +127,9 @@ def reference(blob: event_pb2.BlobRef) -> Block:
     }
 
 
-def fits(blocks: Sequence[Block]) -> bool:
-    """Says whether content blocks fit into an event as they are."""
-    return len(spelled(blocks).encode("utf-8", "surrogatepass")) <= INLINE_BYTES
+def fits(blocks: Sequence[Block], limit: int = INLINE_BYTES) -> bool:
+    """Says whether content blocks fit into an event as they are, with at most so many bytes of JSON text."""
+    return len(spelled(blocks).encode("utf-8", "surrogatepass")) <= limit
 
 
 def spelled(blocks: Sequence[Block]) -> str:
@@ -131,17 +137,42 @@ def spelled(blocks: Sequence[Block]) -> str:
     return json.dumps(list(blocks), ensure_ascii=False)
 
 
-async def shrunk(blocks: Sequence[Block], upload: Upload) -> list[Block]:
+async def shrunk(blocks: Sequence[Block], upload: Upload, limit: int = INLINE_BYTES) -> list[Block]:
     """Moves the biggest blocks into blobs until the rest fits into an event. The blocks' order stays."""
     left = list(blocks)
     sizes = [len(spelled([block]).encode("utf-8", "surrogatepass")) for block in left]
     for place in sorted(range(len(left)), key=sizes.__getitem__, reverse=True):
-        if fits(left) or sizes[place] <= 1024:
+        if fits(left, limit) or sizes[place] <= 1024:
             break
         left[place] = reference(await upload(*unpacked(left[place])))
-    if not fits(left):  # very many small blocks
+    if not fits(left, limit):  # very many small blocks
         left = [reference(await upload(spelled(blocks).encode("utf-8", "surrogatepass"), BLOCKS))]
     return left
+
+
+async def shrunk_text(content_json: str, upload: Upload) -> str:
+    """Shrinks a tool's blocks that come as JSON text. What is no array of blocks stays: the service says what is wrong
+    with it."""
+    if len(content_json.encode("utf-8", "surrogatepass")) <= RESULT_BYTES:
+        return content_json
+    try:
+        found = json.loads(content_json)
+    except ValueError:
+        return content_json
+    if not isinstance(found, list) or not all(isinstance(block, dict) for block in found):
+        return content_json
+    return spelled(await shrunk(found, upload, RESULT_BYTES))
+
+
+async def shortened(output: str, upload: Upload) -> str:
+    """Keeps of a long text its head and tail, with a note between them that names the blob which has all of it."""
+    data = output.encode("utf-8", "surrogatepass")
+    if len(data) <= OUTPUT_BYTES:
+        return output
+    blob = await upload(output.encode("utf-8", "replace"), TEXT)
+    half = OUTPUT_BYTES // 2 - 512
+    head, tail = data[:half].decode("utf-8", "ignore"), data[-half:].decode("utf-8", "ignore")
+    return f"{head}\n[{len(data) - 2 * half} bytes left out here: all of it is in {blob.blob_id}]\n{tail}"
 
 
 def unpacked(block: Block) -> tuple[bytes, str]:

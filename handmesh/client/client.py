@@ -140,17 +140,21 @@ class Client:
                 return
             request.page_token = page.next_page_token
 
-    async def import_session(self, lines: Callable[[], Iterable[str]], *, request_id: str = "") -> Session:
-        """Makes a session from an exported log and returns it. `lines` is called for each look at it: that it is whole
-        is checked first.
+    async def import_session(
+        self, lines: Callable[[], Iterable[str]], *, request_id: str = "", blobs: bool = True
+    ) -> Session:
+        """Makes a session from an exported log, with its blobs unless they are not wanted, and returns it. `lines` is
+        called for each look at it: that it is whole is checked first.
 
         Raises HandmeshError: `LOG_INVALID`, with the position of the first event that cannot be right, before or
-        after the service saw it.
+        after the service saw it; `BLOB_QUOTA` when the blobs are too many for a session of this mesh.
         """
         export.check(lines())
         for _ in export.read(lines()):
             pass  # what is no event is found before anything is sent
-        requests = _batched(export.read(lines()), request_id or f"cli_{secrets.token_hex(13)}")
+        rest = iter(lines())  # the events are read from it first, then the blobs
+        pieces = export.pieces(rest) if blobs else iter(())
+        requests = _batched(export.read(rest), request_id or f"cli_{secrets.token_hex(13)}", pieces)
         try:
             call = self.session_stub.ImportSession(
                 requests, metadata=self.session_link.metadata, timeout=IMPORT_SECONDS
@@ -176,7 +180,9 @@ class Client:
         await self.sandbox_link.call(self.sandbox_stub.Release, request)
 
 
-def _batched(events: Iterator[event_pb2.Event], request_id: str) -> Iterator[session_pb2.ImportSessionRequest]:
+def _batched(
+    events: Iterator[event_pb2.Event], request_id: str, pieces: Iterator[event_pb2.BlobRef | bytes]
+) -> Iterator[session_pb2.ImportSessionRequest]:
     request, size = session_pb2.ImportSessionRequest(request_id=request_id), 0
     for event in events:
         request.events.append(event)
@@ -186,3 +192,8 @@ def _batched(events: Iterator[event_pb2.Event], request_id: str) -> Iterator[ses
             request, size = session_pb2.ImportSessionRequest(), 0
     if request.events:
         yield request
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield session_pb2.ImportSessionRequest(chunk=piece)
+        else:
+            yield session_pb2.ImportSessionRequest(blob=piece)

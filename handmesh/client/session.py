@@ -89,9 +89,20 @@ class Session:
         content_json: str = "",
         event_id: str = "",
     ) -> int:
-        """Answers a `CustomToolRequested` with what the tool said."""
+        """Answers a `CustomToolRequested` with what the tool said: text, or a JSON array of content blocks.
+
+        What does not fit into an event is uploaded first, as in `send`; of a long text head and tail stay.
+        """
+        kept: list[event_pb2.BlobRef] = []
+
+        async def keep(data: bytes, media_type: str) -> event_pb2.BlobRef:
+            kept.append(await self.upload(data, media_type))
+            return kept[-1]
+
+        content_json = await blobs.shrunk_text(content_json, keep)
+        output = await blobs.shortened(output, keep)
         result = tool_pb2.ToolResult(output=output, outcome=outcome, content_json=content_json)
-        answer = event_pb2.CustomToolAnswered(tool_use_id=tool_use_id, result=result)
+        answer = event_pb2.CustomToolAnswered(tool_use_id=tool_use_id, result=result, blobs=kept)
         return await self.emit(event_pb2.Event(event_id=event_id, custom_tool_answered=answer))
 
     async def end(self, reason: str = "") -> session_pb2.Session:
@@ -123,10 +134,18 @@ class Session:
         call = self._client.session_link.call(self._client.session_stub.ForkSession, request, FORK_SECONDS)
         return self._client.session((await call).session.session_id)
 
-    async def export(self) -> AsyncIterator[str]:
-        """Yields the lines of a file that holds the log as it is now (see `handmesh.client.export`)."""
+    async def blobs(self) -> list[event_pb2.BlobRef]:
+        """Returns what is kept beside the log, whether or not an event refers to it."""
+        request = session_pb2.ListBlobsRequest(session_id=self.id)
+        return list((await self._client.session_link.call(self._client.session_stub.ListBlobs, request)).blobs)
+
+    async def export(self, *, blobs: bool = True) -> AsyncIterator[str]:
+        """Yields the lines of a file that holds the log as it is now, and the blobs unless they are not wanted (see
+        `handmesh.client.export`)."""
         last_position = (await self.get()).last_position
-        async for line in export.written(self.id, last_position, self.events(1, last_position + 1)):
+        kept = await self.blobs() if blobs else []  # after the position: whatever an event refers to is there
+        events = self.events(1, last_position + 1)
+        async for line in export.written(self.id, last_position, events, kept, self.download):
             yield line
 
     async def wake(self) -> harness_pb2.WakeOutcome.ValueType:

@@ -56,9 +56,11 @@ authorization {{
       permissions: {{
         publish: {{
           allow: [
-            "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.KV_tombstones",
+            "$JS.API.STREAM.INFO.>", "$JS.API.DIRECT.GET.KV_tombstones", "$JS.API.DIRECT.GET.KV_blobs",
+            "$JS.API.DIRECT.GET.KV_memories", "$JS.API.DIRECT.GET.KV_memory_versions",
             {log_purges},
-            "$JS.API.STREAM.PURGE.OBJECTS",
+            "$JS.API.STREAM.PURGE.OBJECTS", "$JS.API.STREAM.PURGE.WORK",
+            "$JS.API.STREAM.PURGE.KV_requests", "$JS.API.STREAM.PURGE.KV_grants",
             "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions", "$JS.API.STREAM.PURGE.KV_blobs",
             "$JS.API.STREAM.PURGE.KV_memory_stores", "$JS.API.STREAM.PURGE.KV_memories",
             "$JS.API.STREAM.PURGE.KV_memory_versions", "$JS.API.STREAM.PURGE.KV_snapshots"

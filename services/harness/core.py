@@ -216,6 +216,7 @@ class Detached:
 
     position: int
     hand: str
+    sandbox_id: str
 
 
 @dataclass(frozen=True, slots=True)

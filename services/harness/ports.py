@@ -108,6 +108,15 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
+class Toolbox:
+    """The tools that a hand will have, and its environment: its name, and what the operator says of it."""
+
+    tools: Sequence[ToolSpec]
+    environment: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True)
 class Sandbox:
     """A sandbox that was made for a hand."""
 
@@ -119,7 +128,7 @@ class Sandbox:
 class Hands(Protocol):
     """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors."""
 
-    async def tools(self, spec: bytes) -> list[ToolSpec]:
+    async def tools(self, spec: bytes) -> Toolbox:
         """Lists the tools that the hand will have. Provisions nothing."""
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:

@@ -35,6 +35,7 @@ _SESSION = {
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": HANDS,
     "DownloadBlob": HANDS,
+    "ListBlobs": READERS,
 }
 _MEMORY = {
     "CreateMemoryStore": CLIENT,

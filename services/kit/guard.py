@@ -22,6 +22,7 @@ from services.kit import identity, ids
 from services.kit.errors import Broken, Invalid, ServiceError, Unimplemented
 from services.kit.limits import Limits, Shares
 from services.kit.logs import Log
+from services.kit.overdue import Overdue, OverdueError
 
 DOMAIN = "handmesh"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -38,6 +39,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def __init__(self, keys: Mapping[str, identity.Caller], limits: Limits | None = None) -> None:
         self._keys = keys
         self._shares = Shares(limits or Limits())
+        self._overdue = Overdue(self._shares.limits.seconds)
         self._wrapped: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -52,7 +54,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _wrap(self, method: str, handler: Any) -> Any:
         answer = handler_of(handler)
-        shares = self._shares
+        shares, overdue = self._shares, self._overdue
 
         def admit(request: Any, context: Context) -> identity.Caller:
             names = context.auth_context().get("x509_subject_alternative_name", ())
@@ -76,10 +78,13 @@ class Guard(grpc.aio.ServerInterceptor):
                 taken = shares.take(caller, request.ByteSize())
                 try:
                     if context.time_remaining() is None and caller.kind == "client":
-                        return await _in_time(answer(request, context), context, shares.limits.seconds)
+                        return await overdue.within(answer(request, context))
                     return await answer(request, context)
                 finally:
                     shares.give(caller, taken)
+            except OverdueError:
+                text = f"without a deadline of its own a call has {overdue.seconds:g} seconds"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
             except Exception as problem:
                 await fail(problem, context, method)
 
@@ -187,19 +192,6 @@ async def _with_stream(shares: Shares, caller: identity.Caller, work: Awaitable[
         return await work
     finally:
         shares.close(caller)
-
-
-async def _in_time(work: Awaitable[Any], context: Context, seconds: float) -> Any:
-    """Answers a call that brought no deadline."""
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            return await work
-    except TimeoutError:
-        if not limit.expired():
-            raise
-    text = f"without a deadline of its own a call has {seconds:g} seconds"
-    await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
-    raise asyncio.CancelledError  # abort has raised
 
 
 def check_ids(message: Message, *, first: bool = True) -> None:

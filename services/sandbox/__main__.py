@@ -30,7 +30,7 @@ _log = Log("services.sandbox")
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM. The sandboxes that are somebody's stay, for the service that comes after."""
     try:
-        known = environments.load(settings.environments_file, backends.names())
+        known = environments.load(settings.environments_file, backends.keys())
     except environments.EnvironmentsError as problems:
         sys.exit(f"sandbox: {problems}")
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -48,8 +48,9 @@ async def run(settings: Settings) -> None:
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    background = [asyncio.create_task(_tidy(sandboxes)), asyncio.create_task(pools.run())]
-    background.append(asyncio.create_task(reaper.run()))
+    background = [
+        asyncio.create_task(work) for work in (sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run())
+    ]
     try:
         await until_signal()
     finally:

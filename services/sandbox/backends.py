@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,11 @@ _log = Log("services.sandbox.backends")
 def names() -> frozenset[str]:
     """Names the backends that there are: the folders under `hands/`."""
     return frozenset(module.name for module in pkgutil.iter_modules(hands.__path__))
+
+
+def keys() -> Mapping[str, frozenset[str]]:
+    """Returns for each backend the keys of a recipe that it understands beside those of every recipe."""
+    return {name: importlib.import_module(f"{hands.__name__}.{name}").KEYS for name in sorted(names())}
 
 
 class Backends:

@@ -53,6 +53,10 @@ def _parsed(tool: Tool, input_json: str) -> dict[str, Any]:
         raise _refused(tool, "it has a lone surrogate, which is no character") from None
     except ValueError:
         raise _refused(tool, "it is no JSON") from None
+    if isinstance(given, dict):  # models spell what they leave out as null
+        given = {
+            key: value for key, value in given.items() if value is not None or key in tool.input_schema["required"]
+        }
     error = best_match(_VALIDATORS[tool.name].iter_errors(given))
     if error is not None:
         where = "/".join(str(part) for part in error.absolute_path)
@@ -68,8 +72,7 @@ def _own_seconds(tool: Tool, given: dict[str, Any]) -> float:
     """Returns how long the tool itself wants to be let run."""
     if tool.name != "bash":
         return DEFAULT_COMMAND_SECONDS
-    asked = given.get("timeout_ms")
-    return DEFAULT_COMMAND_SECONDS if asked is None else float(asked) / 1000.0
+    return float(given.get("timeout_ms", 0)) / 1000.0 or DEFAULT_COMMAND_SECONDS
 
 
 def _refused(tool: Tool, why: str) -> Invalid:

@@ -5,7 +5,9 @@ default = "build"                    # what a session gets that names no environ
 [environments.build]
 backend = "docker"                   # a folder under hands/
 description = "Python and git"
-image = "handmesh/base:latest"       # docker; `rootfs` and `runtime` likewise
+image = "handmesh/base:latest"       # docker; also: runtime, packages, setup. bubblewrap: rootfs
+network = "none"                     # the name of a policy; there is no other yet
+size = "medium"                      # a preset of limits: small, medium, large; [limits] refines it
 tools = ["bash", "read"]             # all when not given
 pool = 4                             # free sandboxes to keep ready; 0 when not given
 
@@ -27,12 +29,21 @@ from pathlib import Path
 from typing import Any
 
 from services.kit.errors import Invalid
-from services.sandbox.hand import Limits, Recipe
+from services.sandbox.hand import NO_NETWORK, Limits, Recipe
 from services.sandbox.tools import NAMES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 MAX_POOL = 1000
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:=~-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+SIZES: Mapping[str, Limits] = {
+    "small": Limits(memory_bytes=512 << 20, cpus=1.0, processes=128, disk_bytes=512 << 20),
+    "medium": Limits(),
+    "large": Limits(memory_bytes=4 << 30, cpus=4.0, processes=1024, disk_bytes=4 << 30, open_files=4096),
+}
+_DEFAULT_SIZE = "medium"
 
 
 class EnvironmentsError(Exception):
@@ -71,7 +82,7 @@ BUILT_IN = Environments(
 )
 
 
-def load(file: Path | None, backends: frozenset[str]) -> Environments:
+def load(file: Path | None, backends: Mapping[str, frozenset[str]]) -> Environments:
     """Reads the operator's file over the built-in environments. Raises EnvironmentsError."""
     if file is None:
         return BUILT_IN
@@ -89,8 +100,11 @@ def with_default_pool(known: Environments, size: int) -> Environments:
     return replace(known, recipes={**known.recipes, recipe.name: replace(recipe, pool=size)})
 
 
-def parse(text: str, file: str, backends: frozenset[str]) -> Environments:
-    """Reads a file's text. `backends` are the names that there are. Raises EnvironmentsError with every problem."""
+def parse(text: str, file: str, backends: Mapping[str, frozenset[str]]) -> Environments:
+    """Reads a file's text. Raises EnvironmentsError with every problem.
+
+    `backends` are those that there are, each with the keys that it understands beside those of every recipe.
+    """
     try:
         top = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -114,29 +128,48 @@ def parse(text: str, file: str, backends: frozenset[str]) -> Environments:
     return Environments(recipes, default)
 
 
-def _recipe(check: _Checker, name: str, key: str, table: dict[str, Any], backends: frozenset[str]) -> Recipe:
-    texts = ("backend", "description", "image", "rootfs", "runtime")
-    check.known(table, key, (*texts, "tools", "pool", "env", "limits"))
+def _recipe(
+    check: _Checker, name: str, key: str, table: dict[str, Any], backends: Mapping[str, frozenset[str]]
+) -> Recipe:
+    backend = check.one_of(table, key, "backend", tuple(sorted(backends)), "")
+    texts, lists = ("description", "image", "rootfs", "runtime"), ("packages", "setup", "tools")
+    allowed = {"backend", "description", "network", "size", "tools", "pool", "env", "limits"} | backends.get(
+        backend, set()
+    )
+    check.known(table, key, ("backend", *texts, *lists, "network", "size", "pool", "env", "limits"))
+    for extra in sorted({*texts, *lists} & table.keys() - allowed if backend in backends else ()):
+        takers = [other for other, keys in sorted(backends.items()) if extra in keys]
+        check.problems.append(
+            f"{check.file}: {key}.{extra} is nothing for the backend {backend}, expected only with " + ", ".join(takers)
+        )
     values = {text: check.text(table, key, text, "") for text in texts}
-    if values["backend"] not in backends:
-        check.wrong(f"{key}.backend", values["backend"], "one of " + ", ".join(sorted(backends)))
-    tools = table.get("tools", [])
-    if not isinstance(tools, list) or any(tool not in NAMES for tool in tools) or len(set(tools)) != len(tools):
-        check.wrong(f"{key}.tools", tools, "a list of " + ", ".join(NAMES))
-        tools = []
-    pool = table.get("pool", 0)
-    if not isinstance(pool, int) or isinstance(pool, bool) or not 0 <= pool <= MAX_POOL:
-        check.wrong(f"{key}.pool", pool, f"a whole number from 0 to {MAX_POOL}")
-        pool = 0
     env = check.table(table, "env", key)
     for variable, value in env.items():
         if not _VARIABLE.fullmatch(variable) or not isinstance(value, str) or "\0" in value:
             check.wrong(f"{key}.env.{variable}", value, "a variable's name and a text")
-    limits = _limits(check, key, check.table(table, "limits", key))
-    return Recipe(name, **values, tools=tuple(tools), env=env, limits=limits, pool=pool)
+    network = check.text(table, key, "network", NO_NETWORK)
+    if network != NO_NETWORK:
+        check.wrong(f"{key}.network", network, f"{NO_NETWORK}: no other policy can be enforced yet")
+    size = check.one_of(table, key, "size", tuple(SIZES), _DEFAULT_SIZE)
+    pool = table.get("pool", 0)
+    if not isinstance(pool, int) or isinstance(pool, bool) or not 0 <= pool <= MAX_POOL:
+        check.wrong(f"{key}.pool", pool, f"a whole number from 0 to {MAX_POOL}")
+        pool = 0
+    return Recipe(
+        name,
+        backend,
+        **values,
+        packages=check.texts(table, key, "packages", "names of packages", _PACKAGE.fullmatch),
+        setup=check.texts(table, key, "setup", "commands", lambda text: text.strip() and "\0" not in text),
+        network=network,
+        tools=check.texts(table, key, "tools", ", ".join(NAMES), NAMES.__contains__, distinct=True),
+        env=env,
+        limits=_limits(check, key, check.table(table, "limits", key), SIZES.get(size, Limits())),
+        pool=pool,
+    )
 
 
-def _limits(check: _Checker, key: str, table: dict[str, Any]) -> Limits:
+def _limits(check: _Checker, key: str, table: dict[str, Any], preset: Limits) -> Limits:
     given: dict[str, Any] = {}
     check.known(table, f"{key}.limits", tuple(_LIMITS))
     for name, (field, parse, expected) in _LIMITS.items():
@@ -145,7 +178,7 @@ def _limits(check: _Checker, key: str, table: dict[str, Any]) -> Limits:
                 given[field] = parse(table[name])
             except ValueError:
                 check.wrong(f"{key}.limits.{name}", table[name], expected)
-    return Limits(**given)
+    return replace(preset, **given)
 
 
 def _whole(unit: int, least: int = 1) -> Callable[[Any], int]:
@@ -181,16 +214,16 @@ class _Checker:
 
     def __init__(self, file: str) -> None:
         self.problems: list[str] = []
-        self._file = file
+        self.file = file
 
     def wrong(self, key: str, value: object, expected: str) -> None:
-        self.problems.append(f"{self._file}: {key} is {value!r}, expected {expected}")
+        self.problems.append(f"{self.file}: {key} is {value!r}, expected {expected}")
 
     def known(self, table: dict[str, Any], key: str, names: tuple[str, ...]) -> None:
         for name in table:
             if name not in names:
                 self.problems.append(
-                    f"{self._file}: {key + '.' if key else ''}{name} is unknown, expected one of {', '.join(names)}"
+                    f"{self.file}: {key + '.' if key else ''}{name} is unknown, expected one of {', '.join(names)}"
                 )
 
     def table(self, table: dict[str, Any], name: str, key: str = "") -> dict[str, Any]:
@@ -206,3 +239,26 @@ class _Checker:
             return value
         self.wrong(f"{key + '.' if key else ''}{name}", value, "a text")
         return default
+
+    def one_of(self, table: dict[str, Any], key: str, name: str, names: tuple[str, ...], default: str) -> str:
+        value = self.text(table, key, name, default)
+        if value not in names:
+            self.wrong(f"{key}.{name}", value, "one of " + ", ".join(names))
+        return value
+
+    def texts(
+        self,
+        table: dict[str, Any],
+        key: str,
+        name: str,
+        expected: str,
+        fits: Callable[[str], object],
+        distinct: bool = False,
+    ) -> tuple[str, ...]:
+        value = table.get(name, [])
+        texts = value if isinstance(value, list) else [value]
+        good = all(isinstance(text, str) and fits(text) for text in texts) and isinstance(value, list)
+        if good and not (distinct and len(set(texts)) != len(texts)):
+            return tuple(texts)
+        self.wrong(f"{key}.{name}", value, f"a list of {expected}")
+        return ()

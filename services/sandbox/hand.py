@@ -1,6 +1,7 @@
 """The `Hand` port: what a backend must be able to do, and what it promises.
 
-A backend is a folder under `hands/` with `make(HandSettings) -> Hand` in its `__init__.py`; nothing else names it.
+A backend is a folder under `hands/` with `make(HandSettings) -> Hand` and `KEYS`, the keys of a recipe that it alone
+understands, in its `__init__.py`; nothing else names it.
 Errors are `ServiceError`s. A failing tool is a value, never an error.
 """
 
@@ -17,6 +18,7 @@ MAX_ARCHIVE_BYTES = 1 << 20
 MAX_EXPANDED_BYTES = 64 << 20  # of an archive
 MAX_ENTRIES = 10_000  # of an archive
 MAX_PACKED_ENTRIES = 200_000
+NO_NETWORK = "none"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,9 @@ class Recipe:
     image: str = ""  # of a backend that has images
     rootfs: str = ""  # a directory for the root view of a backend that has none; empty means the host's /usr
     runtime: str = ""  # of a backend that has several
+    packages: tuple[str, ...] = ()  # of the image's distribution; installed once, before any sandbox is made
+    setup: tuple[str, ...] = ()  # commands of bash, likewise, after the packages
+    network: str = NO_NETWORK  # the name of a policy
     env: Mapping[str, str] = field(default_factory=dict)
     tools: tuple[str, ...] = ()  # names; empty means all
     limits: Limits = Limits()
@@ -202,6 +207,14 @@ class Hand(Protocol):
         """
         ...
 
+    async def prepare(self, recipe: Recipe) -> None:
+        """Makes what all sandboxes of the recipe have in common, when it is not there yet. May take many minutes.
+
+        `provision` does it too; who has called this before saves it the time. Calls at the same time, also of other
+        services, make it once. Raises as `check` does. What a cancelled call has begun goes on by itself.
+        """
+        ...
+
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """Makes a sandbox with files in it, and returns when it can execute.
 
@@ -261,6 +274,13 @@ class Hand(Protocol):
 
         Raises Exists (`EXECUTION_ID_REUSED`) for a known id with another digest, Conflict (`EPOCH_STALE`) when a
         higher epoch was seen, Full (`FULL`) when there is no room for another process.
+        """
+        ...
+
+    async def run(self, sandbox_id: str, order: Order) -> Result:
+        """Starts an execution unless its id is known, and returns its result. Raises as `start` and `follow` do.
+
+        It is `start` and then `follow`, but asks once. A caller that goes away ends nothing.
         """
         ...
 

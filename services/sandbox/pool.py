@@ -22,6 +22,7 @@ from services.sandbox.hand import Content, Hand, Labels, Recipe, SandboxInfo
 from services.sandbox.runner_archive import archive
 
 LOOK_SECONDS = 30.0  # between two looks at what is free
+QUIET_SECONDS, LONGEST_WAIT_SECONDS = 0.25, 2.0  # making one waits for a pause of the claims, but not for ever
 MAKING_AT_ONCE = 2  # sandboxes, of all pools together: those who wait for a sandbox need the machine too
 DROPPING_AT_ONCE = 8
 DRAIN_SECONDS = 4.0  # at the end of the service; what is free still then is taken up by the next one
@@ -37,6 +38,7 @@ class _Pool:
     fingerprint: str
     free: deque[str] = field(default_factory=deque)
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # set when there may be one to make
+    claimed: float = 0.0  # when one was given away last, of time.monotonic()
 
 
 class Pools:
@@ -81,6 +83,7 @@ class Pools:
                 raise
             finally:
                 self._busy.discard(candidate)
+                pool.claimed = time.monotonic()
                 pool.wanted.set()
             if info.labels.sandbox_id != candidate:  # the request has had one before
                 pool.free.appendleft(candidate)
@@ -137,8 +140,10 @@ class Pools:
             if len(pool.free) >= pool.recipe.pool:
                 pool.wanted.clear()
                 await pool.wanted.wait()
+                await _quiet(pool)
                 continue
             try:
+                await self._backends.hand(pool.recipe.backend).prepare(pool.recipe)  # before: it may take minutes
                 async with self._making:
                     made = await self._make(pool)
                 pool.free.append(made)  # to what is `free` now: a look may have replaced it
@@ -173,3 +178,13 @@ class Pools:
                 await self._drop(free)
         except TimeoutError:
             _log.warning("pools not drained", seconds=DRAIN_SECONDS)
+
+
+async def _quiet(pool: _Pool) -> None:
+    """Waits until nobody has claimed for a moment, or there is nothing left: a claim beside it would take longer."""
+    until = time.monotonic() + LONGEST_WAIT_SECONDS
+    while pool.free:
+        rest = min(until, pool.claimed + QUIET_SECONDS) - time.monotonic()
+        if rest <= 0:
+            return
+        await asyncio.sleep(rest)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from services.sandbox.hand import Labels, SandboxInfo
+from services.sandbox.removal import remove_tree
 
 _FILE = "sandbox.json"
 
@@ -83,10 +81,11 @@ class Records:
         """Reads all records, oldest first."""
         if not self._root.is_dir():
             return []
-        found = [self.get(folder.name) for folder in self._root.iterdir()]
-        return sorted(
-            (record for record in found if record), key=lambda it: (it.info.labels.create_time, it.sandbox_id)
-        )
+        found = [record for folder in self._root.iterdir() if (record := self.get(folder.name))]
+        if self._requests is None:
+            labels = [record.info.labels for record in found]
+            self._requests = {each.request_id: each.sandbox_id for each in labels if each.request_id}
+        return sorted(found, key=lambda it: (it.info.labels.create_time, it.sandbox_id))
 
     def by_request(self, request_id: str) -> Record | None:
         """Finds the sandbox that a request made."""
@@ -95,8 +94,9 @@ class Records:
 
     def _by_request(self) -> dict[str, str]:
         if self._requests is None:
-            labels = [record.info.labels for record in self.all()]
-            self._requests = {each.request_id: each.sandbox_id for each in labels if each.request_id}
+            self.all()
+        if self._requests is None:  # there is no folder yet
+            self._requests = {}
         return self._requests
 
     def unfinished(self) -> list[Path]:
@@ -108,20 +108,7 @@ class Records:
         known = self._requests or {}
         for request in [request for request, sandbox_id in list(known.items()) if sandbox_id == folder.name]:
             known.pop(request, None)  # in place: this runs in a thread of its own
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                shutil.rmtree(folder)
-            except PermissionError:  # folders that the tools have locked; nobody else is in there any more
-                unlock(folder)
-                shutil.rmtree(folder)
-
-
-def unlock(folder: Path) -> None:
-    """Gives the owner all rights to every folder below one. Follows no links."""
-    for parent, names, _ in os.walk(folder):
-        for path in (Path(parent) / name for name in names):
-            if not path.is_symlink():
-                path.chmod(0o700)
+        remove_tree(folder)
 
 
 def finished(record: Record, unenforced: tuple[str, ...]) -> Record:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import struct
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.kit.errors import Gone, Invalid, Unavailable
@@ -26,7 +27,7 @@ from services.sandbox.hand import (
 )
 from services.sandbox.records import Record
 from services.sandbox.runner.transfers import FRAME_BYTES
-from services.sandbox.runner_client import MAX_LINE_BYTES, Unreachable, connected, said
+from services.sandbox.runner_client import MAX_LINE_BYTES, Unreachable, said
 
 SOCKET = "runner.sock"
 BUFFER_BYTES = 4 * FRAME_BYTES  # held of content that nobody has taken yet
@@ -96,7 +97,7 @@ class RunnerFiles:
         until = asyncio.get_running_loop().time() + STEP_SECONDS
         buffer = MAX_LINE_BYTES if request["do"] == "list" else BUFFER_BYTES
         try:
-            async with connected(record.door / SOCKET, until, buffer) as (reader, writer):
+            async with _connected(record.door / SOCKET, until, buffer) as (reader, writer):
                 writer.write(json.dumps({"op": "transfer", **request}).encode("ascii") + b"\n")
                 yield _Transfer(reader, writer, path)
         except Unreachable:
@@ -167,6 +168,30 @@ class _Transfer:
     async def end(self) -> None:
         """Sends the end of the content."""
         self._writer.write(bytes(4))
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    socket: Path, until: float, buffer_bytes: int
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
+    """Connects through the folder's descriptor: a socket's path may have 107 bytes only.
+
+    No line may be longer than `buffer_bytes`; twice as many are held of an answer that nobody reads.
+    """
+    try:
+        folder = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            async with asyncio.timeout_at(until):
+                name = f"/proc/self/fd/{folder}/{socket.name}"
+                reader, writer = await asyncio.open_unix_connection(name, limit=buffer_bytes)
+        finally:
+            os.close(folder)
+    except (OSError, TimeoutError) as error:
+        raise Unreachable(type(error).__name__) from None
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
 
 
 def _local(path: str) -> str:

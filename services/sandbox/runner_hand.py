@@ -27,7 +27,7 @@ from services.sandbox.hand import (
     SandboxInfo,
 )
 from services.sandbox.records import Facts, Record, Records, finished
-from services.sandbox.runner_client import Unreachable, ask, lines
+from services.sandbox.runner_client import Runners, Unreachable
 from services.sandbox.runner_files import SOCKET as SOCKET
 from services.sandbox.runner_files import RunnerFiles
 from services.sandbox.tools import NAMES
@@ -50,6 +50,10 @@ class Place(Protocol):
         """See `Hand.check`."""
         ...
 
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Hand.prepare`. Called before each `boot`, so it is quick when there is nothing to make."""
+        ...
+
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
         """Starts a runner that listens on `record.door / SOCKET` and outlives the service; returns how to find it.
 
@@ -69,8 +73,11 @@ class Place(Protocol):
         """Returns a line for the operator on why a sandbox did not start. Empty when nothing is known."""
         ...
 
-    async def tidy(self, known: Sequence[Record]) -> None:
-        """Destroys what it started for sandboxes that have no record any more."""
+    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
+        """Destroys what it started for sandboxes that have no record any more.
+
+        A record is made before `boot` is called: so list first what was started, then call `known`.
+        """
         ...
 
     async def close(self) -> None:
@@ -85,6 +92,7 @@ class RunnerHand(RunnerFiles):
         """Goes on with the sandboxes that the records tell of."""
         self._place = place
         self._records = records
+        self._runners = Runners()
         self._known: dict[str, Record] = {}  # finished ones, to save reading the disk at each call
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
         self._leaving: set[str] = set()  # sandboxes that are being destroyed here: nobody finds them any more
@@ -93,6 +101,11 @@ class RunnerHand(RunnerFiles):
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
         return await self._place.check(recipe)
+
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Hand.prepare`."""
+        await self._place.check(recipe)
+        await self._place.prepare(recipe)
 
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """See `Hand.provision`."""
@@ -107,14 +120,18 @@ class RunnerHand(RunnerFiles):
         if not labels.request_id:
             return await make()
         making = self._making.get(labels.request_id)
-        if making is None:
-            making = asyncio.create_task(self._find_or(labels.request_id, make))
-            self._making[labels.request_id] = making
-            making.add_done_callback(lambda _: self._making.pop(labels.request_id, None))
-        info = await asyncio.shield(making)  # a caller that goes away leaves the others their sandbox
-        if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
-            raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
-        return info
+        while making is not None and not making.done():
+            with contextlib.suppress(Gone):  # it was a claim that came too late, of a sandbox that is not this call's
+                return _same(await asyncio.shield(making), labels)
+            making = self._making.get(labels.request_id)
+        making = asyncio.create_task(self._find_or(labels.request_id, make))
+        self._making[labels.request_id] = making
+        making.add_done_callback(lambda made: self._made(labels.request_id, made))
+        return _same(await asyncio.shield(making), labels)  # a caller that goes away leaves the others their sandbox
+
+    def _made(self, request_id: str, task: asyncio.Task[SandboxInfo]) -> None:
+        if self._making.get(request_id) is task:  # else another has begun since
+            del self._making[request_id]
 
     async def _find_or(self, request_id: str, make: Callable[[], Coroutine[Any, Any, SandboxInfo]]) -> SandboxInfo:
         found = self._records.by_request(request_id)
@@ -141,7 +158,7 @@ class RunnerHand(RunnerFiles):
 
     async def _pinged(self, record: Record) -> None:
         try:
-            await ask(record.door / SOCKET, {"op": "ping"}, PING_SECONDS)
+            await self._runners.ask(record.door / SOCKET, {"op": "ping"}, PING_SECONDS)
         except Unreachable:
             raise _gone(record.sandbox_id) from None
 
@@ -159,6 +176,7 @@ class RunnerHand(RunnerFiles):
 
     async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
         unenforced = await self._place.check(recipe)
+        await self._place.prepare(recipe)
         info = SandboxInfo(labels, self._place.name, recipe.tools or NAMES, recipe.limits.seconds)
         record = self._records.create(info)
         self._unfinished.add(record.sandbox_id)
@@ -185,7 +203,7 @@ class RunnerHand(RunnerFiles):
         until = loop.time() + START_SECONDS
         while True:
             with contextlib.suppress(Unreachable):
-                await ask(record.door / SOCKET, {"op": "ping"}, until - loop.time())
+                await self._runners.ask(record.door / SOCKET, {"op": "ping"}, until - loop.time())
                 return
             if loop.time() > until or not await self._place.lives(record):
                 raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
@@ -202,27 +220,25 @@ class RunnerHand(RunnerFiles):
                 continue
             path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
             given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
-            order = Order(mint("put"), "_put", given, "", PUT_SECONDS)
-            await self._start(record, order)
-            async for said in self._follow(record, order.execution_id, None):
-                if isinstance(said, Result) and said.outcome is not Outcome.OK:
-                    raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {said.text}", mount_path=file.path)
+            result = await self._run(record, Order(mint("put"), "_put", given, "", PUT_SECONDS))
+            if result.outcome is not Outcome.OK:
+                raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {result.text}", mount_path=file.path)
 
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """See `Hand.start`."""
-        return await self._start(await self._record(sandbox_id), order)
+        answer = await self._ask(await self._record(sandbox_id), _request("start", order))
+        return bool(answer.get("started"))
 
-    async def _start(self, record: Record, order: Order) -> bool:
-        request = {
-            "op": "start",
-            "id": order.execution_id,
-            "name": order.name,
-            "input": dict(order.input),
-            "digest": order.digest,
-            "timeout_ms": order.seconds * 1000.0,
-            "epoch": order.epoch,
-        }
-        return bool((await self._ask(record, request)).get("started"))
+    async def run(self, sandbox_id: str, order: Order) -> Result:
+        """See `Hand.run`."""
+        return await self._run(await self._record(sandbox_id), order)
+
+    async def _run(self, record: Record, order: Order) -> Result:
+        try:
+            most = record.info.seconds + LATE_SECONDS
+            return _result((await self._runners.ask(record.door / SOCKET, _request("run", order), most))["result"])
+        except (Unreachable, KeyError, TypeError, ValueError):
+            raise await self._lost(record) from None
 
     async def follow(
         self, sandbox_id: str, execution_id: str, offset: int | None = None
@@ -235,7 +251,7 @@ class RunnerHand(RunnerFiles):
         request = {"op": "follow", "id": execution_id, "offset": offset}
         most = record.info.seconds + LATE_SECONDS
         try:
-            async with contextlib.aclosing(lines(record.door / SOCKET, request, most)) as answers:
+            async with contextlib.aclosing(self._runners.lines(record.door / SOCKET, request, most)) as answers:
                 async for answer in answers:
                     if "result" in answer:
                         yield _result(answer["result"])
@@ -293,15 +309,17 @@ class RunnerHand(RunnerFiles):
                 continue
             if not (record.ready and await self._place.lives(record)):
                 await self._remove(record)
-        await self._place.tidy(self._records.all())
+        await self._place.tidy(self._records.all)
 
     async def close(self) -> None:
         """See `Hand.close`."""
         await asyncio.gather(*self._making.values(), return_exceptions=True)
+        self._runners.close()
         await self._place.close()
 
     async def _remove(self, record: Record) -> None:
         self._known.pop(record.sandbox_id, None)
+        self._runners.forget(record.door / SOCKET)
         self._leaving.add(record.sandbox_id)
         try:
             await self._place.destroy(record)
@@ -320,7 +338,7 @@ class RunnerHand(RunnerFiles):
 
     async def _ask(self, record: Record, request: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            return await ask(record.door / SOCKET, request)
+            return await self._runners.ask(record.door / SOCKET, request)
         except Unreachable:
             raise await self._lost(record) from None
 
@@ -336,6 +354,25 @@ class RunnerHand(RunnerFiles):
 
 def _gone(sandbox_id: str) -> Gone:
     return Gone("SANDBOX_GONE", "the sandbox is not there any more; provision another", sandbox_id=sandbox_id)
+
+
+def _same(info: SandboxInfo, labels: Labels) -> SandboxInfo:
+    """Returns a request's sandbox, unless the request was another's."""
+    if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
+        raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
+    return info
+
+
+def _request(operation: str, order: Order) -> dict[str, Any]:
+    return {
+        "op": operation,
+        "id": order.execution_id,
+        "name": order.name,
+        "input": dict(order.input),
+        "digest": order.digest,
+        "timeout_ms": order.seconds * 1000.0,
+        "epoch": order.epoch,
+    }
 
 
 def _result(said: Mapping[str, Any]) -> Result:

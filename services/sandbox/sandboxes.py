@@ -30,6 +30,7 @@ from services.sandbox.pool import Pools
 from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.tools import Tool, offered
 
+OUTPUTS = "/workspace/outputs"  # by convention what an agent has made for people
 _log = Log("services.sandbox.sandboxes")
 
 
@@ -66,6 +67,15 @@ class Availability:
     recipe: Recipe
     problem: str
     free: int  # sandboxes in its pool
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The tools of an environment's sandboxes, and what the operator says of it."""
+
+    environment: str
+    description: str
+    tools: tuple[Tool, ...]
 
 
 class Sandboxes:
@@ -126,8 +136,7 @@ class Sandboxes:
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         try:
-            await hand.start(call.sandbox_id, order)
-            result = await self._result(hand, call.sandbox_id, id)
+            result = await self._resources.synced(hand, call.sandbox_id, await hand.run(call.sandbox_id, order))
         except asyncio.CancelledError:
             if not call.execution_id:
                 self._kill(hand, call.sandbox_id, id)
@@ -196,9 +205,14 @@ class Sandboxes:
         return await self._resources.checkpoint(hand, info, tenant)
 
     async def files(self, sandbox_id: str, path: str) -> tuple[tuple[FileInfo, ...], bool]:
-        """Lists files, and says whether there are more."""
+        """Lists files, and says whether there are more. Outputs that nobody has made yet are none."""
         hand, _ = await self._backends.find(sandbox_id)
-        return await hand.files(sandbox_id, core.read_path(path))
+        try:
+            return await hand.files(sandbox_id, core.read_path(path))
+        except Gone as error:
+            if error.reason == "FILE_NOT_FOUND" and path.rstrip("/") == OUTPUTS:
+                return (), False
+            raise
 
     async def read_file(self, sandbox_id: str, path: str, offset: int) -> AsyncGenerator[bytes, None]:
         """Yields a file from an offset on."""
@@ -219,14 +233,16 @@ class Sandboxes:
         self._backends.forget(sandbox_id)  # at the end: until then somebody may find it
         self._resources.forget(sandbox_id)
 
-    async def tools_of(self, sandbox_id: str) -> tuple[Tool, ...]:
+    async def tools_of(self, sandbox_id: str) -> Toolbox:
         """Lists a sandbox's tools."""
         _, info = await self._backends.find(sandbox_id)
-        return offered(info.tools)
+        recipe = self._environments.recipes.get(info.labels.environment)
+        return Toolbox(info.labels.environment, recipe.description if recipe else "", offered(info.tools))
 
-    def tools_by_environment(self, environment: str) -> tuple[Tool, ...]:
+    def tools_by_environment(self, environment: str) -> Toolbox:
         """Lists the tools that an environment's sandboxes will have."""
-        return offered(self._environments.recipe(environment).tools)
+        recipe = self._environments.recipe(environment)
+        return Toolbox(recipe.name, recipe.description, offered(recipe.tools))
 
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
@@ -244,6 +260,15 @@ class Sandboxes:
         except ServiceError as error:
             return Availability(recipe, error.message, self._pools.free(recipe.name))
         return Availability(recipe, "", self._pools.free(recipe.name))
+
+    async def prepare(self) -> None:
+        """Builds what recipes with packages or setup commands need, so that no session waits for it."""
+        for recipe in self._environments.recipes.values():
+            if recipe.packages or recipe.setup:
+                try:
+                    await self._backends.hand(recipe.backend).prepare(recipe)
+                except ServiceError as error:
+                    _log.warning("environment not prepared", environment=recipe.name, message=error.message)
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""

@@ -68,8 +68,12 @@ class SandboxServicer(Later):
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         if request.WhichOneof("of") == "sandbox_id":
-            return pb.ListToolsResponse(tools=messages.tools(await self._sandboxes.tools_of(request.sandbox_id)))
-        return pb.ListToolsResponse(tools=messages.tools(self._sandboxes.tools_by_environment(request.environment)))
+            found = await self._sandboxes.tools_of(request.sandbox_id)
+        else:
+            found = self._sandboxes.tools_by_environment(request.environment)
+        return pb.ListToolsResponse(
+            tools=messages.tools(found.tools), environment=found.environment, environment_description=found.description
+        )
 
     async def ListSandboxes(self, request: pb.ListSandboxesRequest, context: Context) -> pb.ListSandboxesResponse:
         found = await self._sandboxes.living(request.session_id)

@@ -48,16 +48,16 @@ TOOLS: tuple[Tool, ...] = (
             restart={"type": "boolean", "description": "Starts with a fresh shell: forgets directory and variables."},
             timeout_ms={
                 "type": "integer",
-                "minimum": 1,
+                "minimum": 0,
                 "description": f"Kills the command after so many milliseconds; {DEFAULT_COMMAND_SECONDS * 1000:.0f} "
-                "when not given.",
+                "when not given or 0.",
             },
         ),
     ),
     Tool(
         "read",
         "Reads a file: text up to 256 KiB, or a range of lines of a larger one; PNG, JPEG, GIF and WebP images and "
-        "PDF documents up to 5 MiB are shown.",
+        "PDF documents up to 5 MiB are shown. Lines come without numbers.",
         _schema(
             ("file_path",),
             file_path=_FILE_PATH,
@@ -82,7 +82,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         "edit",
         "Replaces text in a file. `old_string` must match exactly, white space included, and be there once unless "
-        "`replace_all` is true.",
+        "`replace_all` is true. The file keeps its mode and the ends of its lines.",
         _schema(
             ("file_path", "old_string", "new_string"),
             file_path=_FILE_PATH,
@@ -93,8 +93,8 @@ TOOLS: tuple[Tool, ...] = (
     ),
     Tool(
         "glob",
-        "Lists files whose path matches a pattern, newest first, at most 200. `*` and `?` stay within a name, `**` "
-        "spans directories, `[...]` and `{a,b}` work too.",
+        "Lists files and directories whose path matches a pattern, newest first, at most 200. `*` and `?` stay within "
+        "a name, `**` spans directories, `[...]` and `{a,b}` work too.",
         _schema(
             ("pattern",),
             pattern=_text("The pattern, relative to `path`: `**/*.py`."),
@@ -106,7 +106,7 @@ TOOLS: tuple[Tool, ...] = (
     Tool(
         "grep",
         "Lists lines that match a regular expression as `path:line number:line`. Looks in files of any depth but not "
-        "in .git, node_modules or binary files.",
+        "in .git, node_modules or binary files. `(?i)` in front of it ignores case.",
         _schema(
             ("pattern",),
             pattern=_text("The regular expression."),

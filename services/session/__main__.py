@@ -28,6 +28,7 @@ from services.session.lifecycle_import import Imports
 from services.session.listing import Listing
 from services.session.log import Store, UnusableStoreError
 from services.session.memories import Memories
+from services.session.memories_core import QUOTA_BYTES as MEMORY_BYTES
 from services.session.memories_server import MemoryServicer
 from services.session.previews import Previews
 from services.session.reader import Reader
@@ -54,6 +55,7 @@ def parts(
     session_bytes: int = MAX_SESSION_BYTES,
     rules: Sequence[Rule] = (),
     limits: Limits = DEFAULT_LIMITS,
+    memory_bytes: int = MEMORY_BYTES,
 ) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
@@ -73,7 +75,7 @@ def parts(
     asked = Requests(store.registry)
     blobs = Blobs(store.objects, store.registry, writer, limits)
     forks = Forks(log, writer, reader, sessions, asked, index, claims, blobs, now)
-    imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, now, session_bytes)
+    imports = Imports(log, writer, reader, sessions, lifecycle, asked, index, claims, blobs, now, session_bytes)
     return Parts(
         sessions,
         lifecycle,
@@ -89,7 +91,7 @@ def parts(
         writer,
         Verifier(log, marks, writer),
         blobs,
-        Memories(store.objects, store.registry, now),
+        Memories(store.objects, store.registry, now, memory_bytes),
     )
 
 
@@ -111,7 +113,8 @@ async def run(settings: Settings) -> None:
 
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
-    whole = parts(store, settings.session_bytes, rules, Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
+    limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
+    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes)
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)

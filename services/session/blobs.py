@@ -1,8 +1,8 @@
 """Keeps what is too big for a log: takes it in pieces, and gives it back in ranges.
 
 An upload first stores its bytes as an object that nobody can see, then writes the blob into the session's catalog.
-What fails in between leaves an object without a name: freed at once when this process can, else by the janitor, which
-calls `sweep` for sessions that live and `remove` for those that were deleted.
+What fails in between leaves an object without a name: freed at once when this process can, else purged by the janitor
+(`leftovers`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from services.kit.logs import Log as Journal
 from services.session import blobs_core as core
 from services.session.blobs_core import Blob, Limits
 from services.session.log import Registry
-from services.session.objects import CHUNK_BYTES, Objects, chunks_of, read
+from services.session.objects import CHUNK_BYTES, Objects, check_young, chunks_of, read
 from services.session.refusing import drain
 from services.session.writer import Writer
 
@@ -107,7 +107,7 @@ class Blobs:
         for blob in (await self._catalog(source))[0].values():
             if blob.blob_id in there:
                 continue
-            intake = _Intake(self._objects, target, ids.mint("obj"))
+            intake = Intake(self._objects, target, ids.mint("obj"))
             async for piece in read(self._objects, source, blob.object_id, 0, blob.size):
                 await intake.take(piece)
             await intake.end()
@@ -115,23 +115,23 @@ class Blobs:
                 raise _missing(blob.blob_id, "a part of the blob is missing")
             await self._name(target, replace(blob, object_id=intake.object_id))
 
-    async def remove(self, session_id: str) -> None:
-        """Removes all blobs of a session that was deleted. The janitor's: the serving identity may not."""
-        await self._registry.put(BUCKET, session_id, core.spell({}))
-        await self._objects.remove(session_id)
+    async def all_of(self, session_id: str, tenant: str | None) -> list[BlobRef]:
+        """Returns all blobs of a session (see `ListBlobs`)."""
+        await self._writer.current(session_id, tenant)
+        return [_ref(blob) for _, blob in sorted((await self._catalog(session_id))[0].items())]
 
-    async def sweep(self, session_id: str, before: int) -> int:
-        """Frees what uploads left behind that began before a time and came to no end; returns how many.
+    async def begin(self, session_id: str, blob_id: str, size: int) -> Intake | None:
+        """Begins a blob of a session that nobody sees yet; None when it is there. Raises Full over the quota."""
+        catalog, _ = await self._catalog(session_id)
+        if blob_id in catalog:
+            return None
+        core.check_room(catalog, size, self._limits)
+        return Intake(self._objects, session_id, ids.mint("obj"))
 
-        `before` is Unix time in seconds: some time ago, since an upload that still runs looks the same.
-        """
-        oldest = ids.spell("obj", before * 1_000, bytes(10))
-        there = await self._objects.list(session_id)  # read before the names: what is named meanwhile is left alone
-        named = {blob.object_id for blob in (await self._catalog(session_id))[0].values()}
-        left = [object_id for object_id in there if object_id < oldest and object_id not in named]
-        for object_id in left:
-            await self._objects.free(session_id, object_id, there[object_id])
-        return len(left)
+    async def keep(self, session_id: str, intake: Intake, media_type: str) -> BlobRef:
+        """Names what was taken in."""
+        await intake.end()
+        return _ref(await self._name(session_id, intake.blob(media_type)))
 
     async def finish(self) -> None:
         """Waits until what failed uploads had stored is freed."""
@@ -145,7 +145,7 @@ class Blobs:
         whole: Callable[[], Awaitable[bool]],
     ) -> BlobRef:
         session_id, media_type = first.session_id, first.media_type
-        intake = _Intake(self._objects, session_id, ids.mint("obj"))
+        intake = Intake(self._objects, session_id, ids.mint("obj"))
         catalog, _ = await self._catalog(session_id)
         unnamed = True
         try:
@@ -157,10 +157,8 @@ class Blobs:
                 message = await anext(requests, None)
             _check_end(first, intake.size, whole=await whole())
             await intake.end()
-            sha256 = intake.digest.hexdigest()
-            blob = Blob(core.id_of(sha256, media_type), sha256, intake.size, media_type, intake.object_id)
             unnamed = False  # from here on it may have its name even if the store does not say so
-            kept = await self._name(session_id, blob)
+            kept = await self._name(session_id, intake.blob(media_type))
             unnamed = kept.object_id != intake.object_id
         except Full:
             unnamed = True
@@ -177,6 +175,7 @@ class Blobs:
             if blob.blob_id in catalog:
                 return catalog[blob.blob_id]
             core.check_room(catalog, blob.size, self._limits)
+            check_young(blob.object_id)
             text = core.spell({**catalog, blob.blob_id: blob})
             if await self._registry.swap(BUCKET, session_id, text, revision):
                 return blob
@@ -206,7 +205,7 @@ class Blobs:
         task.add_done_callback(self._freeing.discard)
 
 
-class _Intake:
+class Intake:
     """An object that is being written: whole chunks go to the store, the rest waits for more."""
 
     def __init__(self, objects: Objects, space: str, object_id: str) -> None:
@@ -230,6 +229,11 @@ class _Intake:
         """Stores what is left."""
         if self._rest:
             await self._put(len(self._rest))
+
+    def blob(self, media_type: str) -> Blob:
+        """Returns what was taken in, as a blob."""
+        sha256 = self.digest.hexdigest()
+        return Blob(core.id_of(sha256, media_type), sha256, self.size, media_type, self.object_id)
 
     async def _put(self, size: int) -> None:
         chunk = bytes(self._rest[:size])

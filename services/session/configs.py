@@ -18,6 +18,7 @@ MAX_LABEL_VALUE = 256
 MAX_TITLE = 1_024
 MAX_NAMED = 64  # hands, servers, tools, policies or vaults of one session
 MAX_URL = 2_048
+MAIN_HAND = "main"  # of a session that names none
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 HARNESS_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -46,7 +47,8 @@ def check(config: SessionConfig) -> None:
     _check_length("agent.version", config.agent.version, 128)
     _check_labels(config)
     _check_hands(config)
-    _check_servers(config.mcp_servers, taken=frozenset(config.hands))
+    hands = frozenset(config.hands) or (frozenset() if config.no_hands else {MAIN_HAND})
+    _check_servers(config.mcp_servers, taken=frozenset(hands))
     for at, vault_id in enumerate(config.vault_ids):
         if not ids.MINTED.fullmatch(vault_id):
             _refuse(f"vault_ids[{at}]", "must be a vault's id")

@@ -145,6 +145,16 @@ async def log_10_takes_the_biggest_batch(store: Store) -> None:
     assert await store.log.head(session) == big
 
 
+async def log_11_carries_an_append_to_its_end(store: Store) -> None:
+    """A task that is cancelled while its batch is under way hears that it was stored."""
+    session = ids.mint("sess")
+    appending = asyncio.create_task(store.log.append(session, batch(1)))
+    await asyncio.sleep(0)
+    appending.cancel()
+    await appending
+    assert await store.log.head(session) == batch(1)
+
+
 async def registry_01_swaps_at_a_revision(store: Store) -> None:
     """A swap succeeds only at the revision that is there; 0 means that nothing is."""
     key = ids.mint("key")
@@ -160,13 +170,13 @@ async def registry_01_swaps_at_a_revision(store: Store) -> None:
 
 
 async def registry_02_lets_one_of_many_racers_win(store: Store) -> None:
-    """Of swaps at the same time on an empty key, exactly one succeeds."""
+    """Of swaps at the same time on an empty key exactly one succeeds, and tells the entry's revision."""
     key = ids.mint("key")
     swaps = (store.registry.swap("requests", key, b"%d" % number, 0) for number in range(20))
     won = await asyncio.gather(*swaps)
     entry = await store.registry.get("requests", key)
-    assert won.count(True) == 1
-    assert entry is not None and entry.value == b"%d" % won.index(True)
+    assert won.count(0) == 19
+    assert entry is not None and entry.value == b"%d" % won.index(max(won)) and entry.revision == max(won)
 
 
 async def registry_03_puts_whatever_was_there(store: Store) -> None:

@@ -15,6 +15,7 @@ turn: nobody is woken for a session that only waits for a person.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
@@ -126,6 +127,7 @@ class WriteState:
     names: MutableMapping[int, int] = field(default_factory=Names)  # event ids and tool calls, hashed -> position
 
 
+@functools.lru_cache(maxsize=1_024)  # an append asks three times
 def name_of(sort: str, text: str) -> int:
     """Hashes an event's or a call's id to 64 bits, the same in every process."""
     return int.from_bytes(hashlib.blake2b(f"{sort}\0{text}".encode(), digest_size=8).digest(), "big")

@@ -1,6 +1,7 @@
 """Grants: what shows that somebody acts for a session, under its current epoch and no other.
 
-A grant is 256 random bits. Only its SHA-256 is kept, so whoever reads the store cannot act for anybody.
+A grant is its session's id and 256 random bits. Only its SHA-256 is kept, so whoever reads the store cannot act for
+anybody; the session's id is there for the janitor, who takes a deleted session's grants away with the rest.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from handmesh.session.v1.config_pb2 import SessionConfig
+from services.kit import ids
 from services.kit.errors import Full, Gone, Unauthenticated, Unavailable
 from services.session.log import Registry, Stop, Wire
 from services.session.reader import Reader
@@ -64,7 +66,7 @@ class Grants:
 
     async def mint(self, session_id: str, epoch: int) -> str:
         """Makes a grant for a session's epoch. It is good as soon as this returns."""
-        grant = secrets.token_urlsafe(BYTES)
+        grant = f"{session_id}.{secrets.token_urlsafe(BYTES)}"
         expires = self._now() + LIFETIME_SECONDS * 1_000_000_000
         kept = {"session_id": session_id, "epoch": epoch, "expires": expires}
         await self._registry.put(BUCKET, _key(grant), json.dumps(kept).encode())
@@ -72,7 +74,8 @@ class Grants:
 
     async def check(self, grant: str) -> Granted:
         """Says whose a grant is. Raises Unauthenticated (`GRANT_INVALID`) when it is nobody's any more."""
-        entry = await self._registry.get(BUCKET, _key(grant))
+        key = _key(grant)
+        entry = await self._registry.get(BUCKET, key) if key else None
         if entry is None:
             raise _invalid()
         kept = json.loads(entry.value)
@@ -140,7 +143,9 @@ async def _next(watch: asyncio.Queue[Revoked | Exception]) -> Revoked | None:
 
 
 def _key(grant: str) -> str:
-    return hashlib.sha256(grant.encode()).hexdigest()
+    """Returns a grant's key, or nothing for what can be none."""
+    session_id = grant.partition(".")[0]
+    return f"{session_id}.{hashlib.sha256(grant.encode()).hexdigest()}" if ids.MINTED.fullmatch(session_id) else ""
 
 
 def _invalid() -> Unauthenticated:

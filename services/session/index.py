@@ -48,6 +48,8 @@ class Row:
     size: int = 0
     gone: bool = False
     made: bool = True  # false while a fork or an import is at work on it
+    request: str = ""  # what made it, as a key in the bucket `requests`
+    doomed: bool = False  # it is being deleted: written before anything else of a deletion is
 
     def pack(self) -> bytes:
         """Returns the registry's value."""
@@ -70,9 +72,11 @@ def merged(old: Row, new: Row) -> Row:
         harness=config.harness,
         labels=config.labels,
         config=config.config,
-        created=new.created,
+        created=new.created or old.created,
         gone=new.gone,
         made=old.made or new.made,
+        request=old.request or new.request,
+        doomed=old.doomed or new.doomed,
     )
 
 
@@ -99,22 +103,31 @@ class Index:
         self._behind: dict[str, Row] = {}  # by key
         self._flushing: asyncio.Task[None] | None = None
 
-    async def put(self, session_id: str, config: SessionConfig, created: int, position: int = 1) -> None:
-        """Writes what a configuration says. `position` is that of the event that holds it."""
-        row = Row(config.harness or DEFAULT_HARNESS, dict(config.labels), created, position, position=0)
+    async def put(
+        self, session_id: str, config: SessionConfig, created: int, position: int = 1, request: str = ""
+    ) -> None:
+        """Writes what a configuration says. `position` is that of the event that holds it; `request` the key of what
+        makes the session."""
+        harness, labels = config.harness or DEFAULT_HARNESS, dict(config.labels)
+        row = Row(harness, labels, created, position, position=0, request=request)
         key = key_of(config.tenant, session_id)
         if position > 1 or not await self._registry.swap(BUCKET, key, row.pack(), 0):
             await self._write(key, row)
 
-    async def announce(self, session_id: str, tenant: str, now: int) -> None:
+    async def announce(self, session_id: str, tenant: str, now: int, request: str = "") -> None:
         """Writes that a session is being made, which is not to be listed before it has its configuration (`put`)."""
-        row = Row(created=now, config=-1, updated=now, made=False)
+        row = Row(created=now, config=-1, updated=now, made=False, request=request)
         await self._registry.swap(BUCKET, key_of(tenant, session_id), row.pack(), 0)
 
     async def is_made(self, session_id: str, tenant: str) -> bool:
         """Says whether a session that was announced has its configuration by now."""
         entry = await self._registry.get(BUCKET, key_of(tenant, session_id))
         return entry is not None and Row.unpack(entry.value).made
+
+    async def doom(self, session_id: str, prefix: str) -> str:
+        """Writes that a session is being deleted, so that somebody carries it through (`Upkeep`) even if this process
+        ends now. Returns the key of the request that made it."""
+        return (await self._write(prefix + session_id, Row(config=-1, position=-1, made=False, doomed=True))).request
 
     async def bury(self, session_id: str, prefix: str) -> None:
         """Marks a deleted session's entry, below its tenant's prefix. The janitor removes it with the log."""
@@ -163,15 +176,15 @@ class Index:
         if self._behind.get(key) is row:
             del self._behind[key]
 
-    async def _write(self, key: str, row: Row) -> None:
+    async def _write(self, key: str, row: Row) -> Row:
         for _ in range(MAX_TRIES):
             entry = await self._registry.get(BUCKET, key)
             old = Row.unpack(entry.value) if entry else Row(config=-1)
             new = merged(old, row)
             if entry is not None and new == old:
-                return
+                return old
             if await self._registry.swap(BUCKET, key, new.pack(), entry.revision if entry else 0):
-                return
+                return new
         raise Unavailable("LOG_UNAVAILABLE", "too many others write the session's entry", retry_after=0.1)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from services.kit.errors import Unavailable
@@ -18,6 +19,7 @@ BUCKET = "marks"
 LAG_EVENTS = 64
 LAG_SECONDS = 1.0
 AT_ONCE = 32  # marks that are written at once
+MAX_WRITTEN = 4_096  # marks of which the revision is remembered
 MAX_TRIES = 16  # swaps of one mark that lose against another replica
 
 SETTLING = frozenset({"turn_ended", "session_ended"})  # kinds that are acknowledged with their mark
@@ -48,6 +50,7 @@ class Marks:
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._pending: dict[str, tuple[Mark, int]] = {}  # what is to be written, and the first position without a mark
+        self._written: OrderedDict[str, tuple[int, int]] = OrderedDict()  # revision and position of the newest
         self._due = asyncio.Event()
 
     async def read(self, session_id: str) -> Mark:
@@ -86,6 +89,16 @@ class Marks:
             if not all(await asyncio.gather(*(self._try(*each) for each in part))):
                 return
 
+    def _remember(self, session_id: str, revision: int, position: int) -> None:
+        self._written[session_id] = revision, position
+        if len(self._written) > MAX_WRITTEN:
+            self._written.popitem(last=False)
+
+    async def _there(self, session_id: str) -> tuple[int, int]:
+        """Returns the revision and the position of the mark in the store; zeros when there is none."""
+        entry = await self._registry.get(BUCKET, session_id)
+        return (0, 0) if entry is None else (entry.revision, Mark.unpack(entry.value).position)
+
     async def _try(self, session_id: str, mark: Mark) -> bool:
         try:
             await self._write(session_id, mark)
@@ -95,12 +108,17 @@ class Marks:
 
     async def _write(self, session_id: str, mark: Mark) -> None:
         """Raises a mark, unless it is higher already: another replica may know of more."""
+        there = self._written.pop(session_id, None)  # what another replica writes meanwhile makes the swap fail
         for _ in range(MAX_TRIES):
-            entry = await self._registry.get(BUCKET, session_id)
-            if entry is not None and Mark.unpack(entry.value).position >= mark.position:
+            revision, position = there or await self._there(session_id)
+            if position >= mark.position:
+                self._remember(session_id, revision, position)
                 break
-            if await self._registry.swap(BUCKET, session_id, mark.pack(), entry.revision if entry else 0):
+            raised = await self._registry.swap(BUCKET, session_id, mark.pack(), revision)
+            if raised:
+                self._remember(session_id, raised, mark.position)
                 break
+            there = None
         else:
             raise Unavailable("LOG_UNAVAILABLE", "too many others write the session's mark", retry_after=0.1)
         newest, _ = self._pending.get(session_id, (Mark(), 0))

@@ -64,6 +64,14 @@ class Lifecycle:
         """Deletes what was announced long ago and never made. `prefix` is of its entry in the index."""
         await self._sessions.carry(self._bury(session_id, "", prefix))
 
+    async def resume(self, session_id: str, prefix: str) -> None:
+        """Carries a deletion through that was begun by a process that may be no more; harmless if it lives."""
+        try:
+            owner = await self._owner(session_id)
+        except Gone:
+            owner = ""  # nothing of it is there any more
+        await self._sessions.carry(self._bury(session_id, owner, prefix))
+
     async def was_deleted(self, session_id: str) -> bool:
         """Says whether an id has a tombstone."""
         return await self._stones.find(session_id) is not None
@@ -87,10 +95,12 @@ class Lifecycle:
         await self._bury(session_id, owner, prefix_of(owner))
 
     async def _bury(self, session_id: str, owner: str, prefix: str) -> None:
+        """Deletes, in steps that may all be repeated. The first makes sure that the others are taken."""
+        request = await self._index.doom(session_id, prefix)
         fence = await tombstones.fence(self._log, session_id, self._now())
         if fence is not None:
             await self._wire.send(NOTE, session_id, codec.note(fence))
-        await self._stones.put(session_id, Tombstone(self._now() // 1_000_000, owner))
+        await self._stones.put(session_id, Tombstone(self._now() // 1_000_000, owner, request))
         await self._grants.revoke(session_id, below_epoch=0)
         await self._index.bury(session_id, prefix)
 

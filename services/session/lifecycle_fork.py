@@ -23,7 +23,7 @@ from services.session.framing import Packer, frames
 from services.session.index import Index
 from services.session.log import Log, StoredBatch, TakenError
 from services.session.reader import Reader
-from services.session.requests import Requests
+from services.session.requests import Claimed, Requests
 from services.session.sessions import Sessions
 from services.session.writer import Draft, Writer
 
@@ -68,12 +68,12 @@ class Forks:
             configs.check(request.config)
         digest = hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
         claimed = await self._requests.claim(source.tenant, request.request_id, digest, "fork")
-        session_id = claimed.session_id
-        await self._sessions.carry(self._make(request, session_id, position, source.tenant))
-        return await self._sessions.get(session_id, tenant)
+        await self._sessions.carry(self._make(request, claimed, position, source.tenant))
+        return await self._sessions.get(claimed.session_id, tenant)
 
-    async def _make(self, request: ForkSessionRequest, session_id: str, position: int, tenant: str) -> None:
-        await self._index.announce(session_id, tenant, self._now())
+    async def _make(self, request: ForkSessionRequest, claimed: Claimed, position: int, tenant: str) -> None:
+        session_id = claimed.session_id
+        await self._index.announce(session_id, tenant, self._now(), claimed.key)
         await self._blobs.copy(request.session_id, session_id)
         for _ in range(MAX_TRIES):
             try:

@@ -13,9 +13,11 @@ from typing import Any
 from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2 import GetEventsResponse, ImportSessionRequest, Session
 from services.kit import ids
-from services.kit.errors import Exists, Invalid, ServiceError
+from services.kit.errors import Exists, Full, Invalid, ServiceError
 from services.session import codec, configs
 from services.session.admission import MAX_SESSION_BYTES, admit
+from services.session.blobs import Blobs
+from services.session.blobs_import import Arriving
 from services.session.claims import Claims
 from services.session.core import WriteState, fold
 from services.session.emitters import HARNESS
@@ -45,6 +47,7 @@ class Imports:
         requests: Requests,
         index: Index,
         claims: Claims,
+        blobs: Blobs,
         now: Callable[[], int],
         max_session_bytes: int = MAX_SESSION_BYTES,
     ) -> None:
@@ -56,6 +59,7 @@ class Imports:
         self._requests = requests
         self._index = index
         self._claims = claims
+        self._blobs = blobs
         self._now = now
         self._max_session_bytes = max_session_bytes
 
@@ -67,13 +71,17 @@ class Imports:
             async for request in requests:
                 if not session_id:
                     session_id, made = await self._begin(request.request_id, tenant)
+                    blobs = Arriving(self._blobs, session_id)
                 for event in request.events:
                     full = packer.add(self._checked(event, state, tenant))
                     await self._store(session_id, full, made)
+                if not made:
+                    await blobs.take(request)
             if not state.head:
                 raise _invalid(1, "there is no event")
             await self._store(session_id, packer.rest(), made)
-        except (Invalid, Exists):
+            await blobs.end()
+        except (Invalid, Exists, Full):
             if session_id and not made:
                 await self._lifecycle.discard(session_id, tenant)
             await drain(requests)
@@ -89,7 +97,7 @@ class Imports:
             raise Exists("REQUEST_ID_REUSED", "what this request made is deleted", request_id=request_id)
         made = not claimed.fresh and await self._index.is_made(claimed.session_id, tenant)
         if not made:
-            await self._index.announce(claimed.session_id, tenant, self._now())
+            await self._index.announce(claimed.session_id, tenant, self._now(), claimed.key)
         return claimed.session_id, made
 
     def _checked(self, event: Event, state: WriteState, tenant: str) -> Frame:

@@ -80,6 +80,7 @@ class Listing:
         self._reader = reader
         self._rows: defaultdict[str, dict[str, Row]] = defaultdict(dict)  # by tenant's prefix and session
         self._order: defaultdict[str, list[str]] = defaultdict(list)  # oldest first
+        self._doomed: dict[str, str] = {}  # sessions whose deletion has begun, with their tenant's prefix
         self._revision = 0
         self._lock = asyncio.Lock()
 
@@ -116,6 +117,10 @@ class Listing:
             for session_id, row in tuple(rows.items()):
                 yield prefix, session_id, row
 
+    def doomed(self) -> list[tuple[str, str]]:
+        """Returns prefix and id of the sessions whose deletion has begun and not ended, as of the last sync."""
+        return [(prefix, session_id) for session_id, prefix in self._doomed.items()]
+
     async def sync(self) -> None:
         """Reads what has changed since the last time."""
         async with self._lock:
@@ -135,9 +140,12 @@ class Listing:
         prefix, _, session_id = key.partition(".")
         rows, order = self._rows[prefix + "."], self._order[prefix + "."]
         if row.gone:
+            self._doomed.pop(session_id, None)
             if rows.pop(session_id, None) is not None:
                 del order[bisect.bisect_left(order, session_id)]
             return
+        if row.doomed:
+            self._doomed[session_id] = prefix + "."
         if session_id not in rows:
             bisect.insort(order, session_id)
         rows[session_id] = row

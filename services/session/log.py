@@ -12,6 +12,7 @@ Unavailable (`LOG_UNAVAILABLE`) within `PATIENCE_SECONDS`; it may have happened 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class StoredBatch:
     def last_position(self) -> int:
         return self.first_position + self.count - 1
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """SHA-256, in hex, of the stored message: of the link to the one before, and of the events."""
         return hashlib.sha256(self.prev_digest.encode() + self.data).hexdigest()
@@ -70,6 +71,9 @@ class Log(Protocol):
 
         Raises TakenError when a batch begins at its first position already: then nothing was stored. The caller
         appends right after the last batch that it has seen stored; the store does not look for gaps.
+
+        Once a batch is under way its outcome is waited for, even by a task that is cancelled: the cancellation is
+        taken back, and the caller goes on with what it knows then. That takes `PATIENCE_SECONDS` at most.
         """
 
     async def read(self, session_id: str, start: int, end: int, max_bytes: int) -> Sequence[StoredBatch]:
@@ -107,8 +111,9 @@ class Registry(Protocol):
     async def put(self, bucket: str, key: str, value: bytes) -> None:
         """Writes a value, whatever was there."""
 
-    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> bool:
-        """Writes a value if the key is still at this revision; 0 means that nothing is there. Says whether it did."""
+    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> int:
+        """Writes a value if the key is still at this revision; 0 means that nothing is there. Returns the entry's new
+        revision, or 0 when somebody else was faster."""
 
     async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
         """Returns keys with what is there now, those that were written after a revision, in the order of their

@@ -3,6 +3,7 @@
     memory_stores    s.<store>                  what the store is: the one entry that counts
                      t.<tenant>.<store>         finds a tenant's stores; one without an `s.` was never quite made
                      d.<store>                  a store that was deleted: its content is the janitor's to remove
+                     u.<tenant>                 how many bytes a tenant's stores have (`memories_usage`)
     memories         <store>.<path>             a file's newest version
     memory_versions  <store>.<path>.<version>   the versions before that
 
@@ -22,7 +23,8 @@ from services.kit.errors import Conflict, Exists, Full, Invalid, Unavailable
 from services.session import memories_core as core
 from services.session.log import Registry
 from services.session.memories_core import MemoryStore, Version
-from services.session.objects import Objects, chunks_of, read, write
+from services.session.memories_usage import Usage
+from services.session.objects import Objects, check_young, chunks_of, read, write
 
 STORES = "memory_stores"
 FILES = "memories"
@@ -34,10 +36,13 @@ MAX_TRIES = 64  # of a compare-and-set
 class Memories:
     """Every memory store. `tenant` is whose stores the caller may reach; None means all."""
 
-    def __init__(self, objects: Objects, registry: Registry, now: Callable[[], int]) -> None:
+    def __init__(
+        self, objects: Objects, registry: Registry, now: Callable[[], int], quota: int = core.QUOTA_BYTES
+    ) -> None:
         self._objects = objects
         self._registry = registry
         self._now = now
+        self._usage = Usage(registry, quota)
 
     async def create(self, tenant: str, name: str, request_id: str) -> MemoryStore:
         """Makes a store (see `CreateMemoryStore`)."""
@@ -76,6 +81,7 @@ class Memories:
                 raise core.missing("memory store")
             gone = core.spell(replace(store, deleted=True))
             if store.deleted or await self._registry.swap(STORES, f"s.{store_id}", gone, entry.revision):
+                await self._usage.forget(store.tenant, store_id)
                 await self._registry.put(STORES, f"d.{store_id}", b"")  # last: what has it, the janitor empties
                 return
         raise _busy()
@@ -98,7 +104,7 @@ class Memories:
         core.check_path(path)
         core.check_content(content)
         core.check_expectation(expected, empty=True)
-        await self._store(store_id, tenant)
+        owner = (await self._store(store_id, tenant)).tenant
         there, _ = await self._newest(store_id, path)
         core.check_expected(there, expected)
         if there is None:
@@ -106,8 +112,10 @@ class Memories:
         object_id = ids.mint("obj")
         sha256 = hashlib.sha256(content).hexdigest()
         made = Version(path, 0, sha256, len(content), 0, session_id, object_id)
+        await self._usage.take(owner, store_id, len(content))
         unnamed = True
         try:
+            await self._store(store_id, tenant)  # whoever deletes it from here on takes back what was counted
             await write(self._objects, store_id, object_id, content)
             unnamed = False  # from here on it may have its name even if the store does not say so
             version = await self._take_place(store_id, made, expected)
@@ -116,6 +124,7 @@ class Memories:
             raise
         finally:
             if unnamed:
+                await self._usage.give_back(owner, store_id, len(content))
                 await self._objects.free(store_id, object_id, chunks_of(len(content)))
         return version
 
@@ -178,6 +187,7 @@ class Memories:
                 await self._registry.put(VERSIONS, f"{key}.{before}", core.spell(there))
             time = max(self._now(), there.write_time if there else 0)
             made = replace(made, version=before + 1, write_time=time)
+            check_young(made.object_id)
             if await self._registry.swap(FILES, key, core.spell(made), revision):
                 return made
         raise _busy()

@@ -15,6 +15,9 @@ MAX_NAME = 256  # characters
 MAX_PATH_BYTES = 512
 MAX_FILES = 10_000  # in one store, those that were deleted included: a list of them is one answer
 MAX_VERSIONS = 10_000  # of one file, for the same reason
+MAX_STORES = 10_000  # of one tenant, with content
+QUOTA_BYTES = 10 * 1024 * 1024 * 1024  # of all versions in all stores of one tenant
+VERSION_BYTES = 1_024  # that a version counts beside its content
 DEFAULT_PAGE = 100  # also the most
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -107,6 +110,11 @@ def check_expected(there: Version | None, expected: str | None) -> None:
     if expected is not None and expected != sha256:
         now = sha256 or "nothing"
         raise Conflict("MEMORY_CONFLICT", f"the file's content is {now}", sha256=sha256)
+
+
+def weight(size: int) -> int:
+    """Says how many bytes a version with so much content counts against its tenant's quota."""
+    return size + VERSION_BYTES
 
 
 def check_versions(there: Version | None) -> None:

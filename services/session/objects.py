@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from services.kit import ids
+from services.kit.errors import Unavailable
+
 CHUNK_BYTES = 512 * 1024  # of every chunk but an object's last
+NAMED_WITHIN_SECONDS = 3_600.0  # of its beginning; an object that has no name long after that is the janitor's
 
 
 class Objects(Protocol):
@@ -30,6 +34,12 @@ class Objects(Protocol):
 
     async def remove(self, space: str) -> None:
         """Removes everything in a space. The janitor's: the serving process's identity may not do it (`Refused`)."""
+
+
+def check_young(object_id: str) -> None:
+    """Raises Unavailable for an object that is too old to be given a name: its bytes may be gone in a moment."""
+    if object_id and ids.age_seconds(object_id) > NAMED_WITHIN_SECONDS:
+        raise Unavailable("LOG_UNAVAILABLE", f"it took longer than {NAMED_WITHIN_SECONDS:.0f} s; begin again")
 
 
 def chunks_of(size: int) -> int:

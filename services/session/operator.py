@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from services.kit import logs, settings
 from services.kit.settings import existing, one_of, setting, url
@@ -83,14 +84,21 @@ class Operator:
 
     async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Asks JetStream's API. An `error` in the answer is the caller's to look at. Raises StoreError without one."""
+        return dict(json.loads((await self._request(subject, question or {})).data))
+
+    async def value(self, stream: str, subject: str) -> bytes:
+        """Returns what a stream has on a subject; nothing when it has nothing there. Raises StoreError."""
+        answer = await self._request(f"DIRECT.GET.{stream}", {"last_by_subj": subject})
+        return b"" if (answer.headers or {}).get("Status") else answer.data
+
+    async def _request(self, subject: str, question: Mapping[str, Any]) -> Msg:
         self._complaint = ""
         try:
-            answer = await self.client.request(
-                f"$JS.API.{subject}", json.dumps(question or {}).encode(), timeout=ANSWER_SECONDS
+            return await self.client.request(
+                f"$JS.API.{subject}", json.dumps(question).encode(), timeout=ANSWER_SECONDS
             )
         except (OSError, nats.errors.Error) as problem:
             raise StoreError(f"{subject}: {self._complaint or type(problem).__name__}") from None
-        return dict(json.loads(answer.data))
 
 
 def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> None:

@@ -15,10 +15,12 @@ BUCKET = "requests"
 
 @dataclass(frozen=True)
 class Claimed:
-    """The session of a request, and whether it was asked for just now for the first time."""
+    """The session of a request, and whether it was asked for just now for the first time. `key` is the request's own
+    in the bucket, for whoever deletes the session; empty for a request without an id."""
 
     session_id: str
     fresh: bool
+    key: str = ""
 
 
 class Requests:
@@ -40,9 +42,9 @@ class Requests:
         key = hashlib.sha256(name.encode()).hexdigest()
         kept = json.dumps({"session_id": session_id, "digest": digest}).encode()
         if await self._registry.swap(BUCKET, key, kept, 0):
-            return Claimed(session_id, True)
+            return Claimed(session_id, True, key)
         entry = await self._registry.get(BUCKET, key)
         there = json.loads(entry.value) if entry else {}
         if there.get("digest") != digest:
             raise Exists("REQUEST_ID_REUSED", "the request id was used for another session", request_id=request_id)
-        return Claimed(str(there["session_id"]), False)
+        return Claimed(str(there["session_id"]), False, key)

@@ -231,6 +231,9 @@ class SessionServicer(SessionServiceServicer):
         ):
             yield pb.DownloadBlobResponse(chunk=piece)
 
+    async def ListBlobs(self, request: pb.ListBlobsRequest, context: Context) -> pb.ListBlobsResponse:
+        return pb.ListBlobsResponse(blobs=await self._parts.blobs.all_of(request.session_id, caller().tenant))
+
 
 def _send_grant(context: Context, grant: str) -> None:
     """Sends a new epoch's grant, once, beside the answer: messages are logged and traced, metadata is not."""

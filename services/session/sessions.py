@@ -25,12 +25,15 @@ from services.session.core import Fact, WriteState
 from services.session.emitters import CLIENT, HARNESS, SESSION
 from services.session.grants import Grants
 from services.session.index import Index
-from services.session.log import Registry
+from services.session.log import DeletedError, Registry
 from services.session.reader import Reader
 from services.session.requests import Requests
 from services.session.writer import Appended, Draft, Writer
 
 MAX_REASON = 1_024  # characters
+
+# Kinds that call for nothing once they are stored: no harness is woken for them, no mark settled, no grant minted.
+_WITHOUT_SEQUEL = frozenset({"custom", "tools_offered", "model_replied", "tool_started", "tool_finished"})
 
 T = TypeVar("T")
 
@@ -95,9 +98,10 @@ class Sessions:
             raise Invalid("ARGUMENT_INVALID", f"a batch has at most {MAX_BATCH_EVENTS} events", field="events")
         facts = [codec.fact_of(event, caller.kind) for event in events]
         epoch = epoch if caller.kind == HARNESS else 0
-        return await self.carry(
-            self._emit(session_id, Draft(events, facts, epoch, expected_position, caller.tenant), caller.kind)
-        )
+        work = self._emit(session_id, Draft(events, facts, epoch, expected_position, caller.tenant), caller.kind)
+        if all(fact.kind in _WITHOUT_SEQUEL for fact in facts):
+            return await work  # the append itself is carried through by the log, and a task is not to be had for free
+        return await self.carry(work)
 
     async def update(
         self, session_id: str, config: SessionConfig, expected_position: int | None, tenant: str | None
@@ -142,14 +146,26 @@ class Sessions:
     async def _create(self, request: CreateSessionRequest, facts: list[Fact], digest: str) -> Session:
         config = request.config
         now = self._now()
-        session_id = (await self._requests.claim(config.tenant, request.request_id, digest)).session_id
+        claimed = await self._requests.claim(config.tenant, request.request_id, digest)
+        session_id = claimed.session_id
+        if not claimed.fresh:
+            await self._check_living(session_id)
         started = Event(event_id="session_started", session_started=SessionStarted(config=config))
         draft = Draft([started, *request.initial_events], [codec.fact_of(started, SESSION), *facts])
-        await self._index.put(session_id, config, now)
+        await self._index.put(session_id, config, now, request=claimed.key)
         appended = await self._writer.append(session_id, draft)
         self._index.note(session_id, appended.state)
         await self._claims.want(session_id, appended.state)
         return await self.get(session_id, config.tenant)
+
+    async def _check_living(self, session_id: str) -> None:
+        """Raises Gone for a session that was made by a request and deleted since: it gets no entry again."""
+        try:
+            await self._writer.current(session_id)
+        except DeletedError:
+            raise
+        except Gone:
+            return  # the request broke off before its first event
 
     async def _own(self, caller: Caller, config: SessionConfig) -> None:
         """Sets what the server sets: a client's tenant, or for a harness that of the session which asks."""

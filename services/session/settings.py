@@ -8,6 +8,7 @@ from pathlib import Path
 from services.kit.settings import Mesh, existing, flag, one_of, setting, tuning, url, whole
 from services.session.admission import MAX_SESSION_BYTES
 from services.session.blobs_core import MAX_BLOB_BYTES, QUOTA_BYTES
+from services.session.memories_core import QUOTA_BYTES as MEMORY_BYTES
 
 
 @dataclass(frozen=True)
@@ -33,5 +34,8 @@ class Settings(Mesh):
     )
     blob_quota_bytes: int = tuning(
         "HANDMESH_BLOB_QUOTA_BYTES", whole, QUOTA_BYTES, "Most bytes of blobs that one session keeps."
+    )
+    memory_quota_bytes: int = tuning(
+        "HANDMESH_MEMORY_QUOTA_BYTES", whole, MEMORY_BYTES, "Most bytes of all memory stores of one tenant."
     )
     max_blob_bytes: int = tuning("HANDMESH_MAX_BLOB_BYTES", whole, MAX_BLOB_BYTES, "Most bytes of one blob.")

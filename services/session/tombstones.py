@@ -1,8 +1,9 @@
 """What keeps a deleted session deleted: a last event that fences its log, and a tombstone that stays for ever.
 
-Deleting appends `SessionDeleted` at the log's end. Whoever writes at the same time loses that position, reads on and
-finds the session gone; whoever reads asks for the log's head first, and finds it too. Then the tombstone is written,
-and the janitor may purge the log, `PURGE_AFTER_SECONDS` later.
+Deleting first says so in the session's entry in the index: from there on somebody carries it through, whoever dies
+(`Lifecycle.resume`). Then it appends `SessionDeleted` at the log's end. Whoever writes at the same time loses that
+position, reads on and finds the session gone; whoever reads asks for the log's head first, and finds it too. Then the
+tombstone is written, and the janitor may purge the log, `PURGE_AFTER_SECONDS` later.
 
 After that the fence is gone. So whoever has not seen a session alive for `TRUST_SECONDS` looks for its tombstone: a
 process that was stopped in the middle of an append finds it as soon as it goes on, and says that the session is gone.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -37,10 +38,12 @@ _FENCE_BYTES = 128  # a fence is smaller; bigger batches need no look
 
 @dataclass(frozen=True)
 class Tombstone:
-    """That a session was deleted: when, in milliseconds since 1970, and whose it was."""
+    """That a session was deleted: when, in milliseconds since 1970, whose it was, and the key of the request that made
+    it, which the janitor forgets in its time."""
 
     deleted: int
     tenant: str
+    request: str = ""
 
 
 class Tombstones:
@@ -55,12 +58,12 @@ class Tombstones:
         if entry is None:
             return None
         kept = json.loads(entry.value)
-        return Tombstone(int(kept["deleted"]), str(kept.get("tenant", "")))
+        return Tombstone(int(kept["deleted"]), str(kept.get("tenant", "")), str(kept.get("request", "")))
 
     async def put(self, session_id: str, tombstone: Tombstone) -> None:
         """Writes a tombstone, unless there is one."""
-        value = json.dumps({"deleted": tombstone.deleted, "tenant": tombstone.tenant}).encode()
-        await self._registry.swap(BUCKET, session_id, value, 0)
+        kept = {name: value for name, value in asdict(tombstone).items() if value != ""}
+        await self._registry.swap(BUCKET, session_id, json.dumps(kept).encode(), 0)
 
 
 class LivingLog:

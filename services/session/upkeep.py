@@ -1,5 +1,5 @@
-"""What the session service does by itself, now and then: mends the index, clears away what was never made, and
-archives or deletes what the rules of `retention` no longer keep.
+"""What the session service does by itself, now and then: carries deletions through that broke off, mends the index,
+clears away what was never made, and archives or deletes what the rules of `retention` no longer keep.
 
 Each replica does it; all of it may be done twice. None of it hurries.
 """
@@ -7,7 +7,7 @@ Each replica does it; all of it may be done twice. None of it hurries.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.kit.errors import ServiceError, Unavailable
 from services.kit.logs import Log as Journal
@@ -22,6 +22,7 @@ from services.session.writer import Writer
 
 FIRST_SECONDS = 1.0  # after the start: a process that died may have left something
 EVERY_SECONDS = 60 * 60.0
+DOOMED_SECONDS = 10.0  # between two looks for deletions that broke off
 UNMADE_SECONDS = 60 * 60  # after which a fork or an import that broke off is deleted
 PAUSE_SECONDS = 0.05  # between two sessions
 
@@ -51,14 +52,17 @@ class Upkeep:
 
     async def run(self) -> None:
         """Looks after them for ever."""
-        pause = FIRST_SECONDS
-        while True:
-            await asyncio.sleep(pause)
-            pause = EVERY_SECONDS
-            try:
-                await self.look()
-            except Unavailable:
-                pause = FIRST_SECONDS  # the store is away
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_repeat(self.look, EVERY_SECONDS))
+            tasks.create_task(_repeat(self.finish_deletions, DOOMED_SECONDS))
+
+    async def finish_deletions(self) -> None:
+        """Carries deletions through that were begun. One that is under way elsewhere may be among them: each step of a
+        deletion may be taken twice."""
+        await self._listing.sync()
+        for prefix, session_id in self._listing.doomed():
+            await self._lifecycle.resume(session_id, prefix)
+            _journal.info("deletion carried through", session_id=session_id)
 
     async def look(self) -> None:
         """Does all of it once."""
@@ -93,3 +97,14 @@ class Upkeep:
             _journal.warning("session not let go", session_id=due.session_id, reason=problem.reason)
             return
         _journal.info("session let go", session_id=due.session_id, deleted=due.delete)
+
+
+async def _repeat(work: Callable[[], Awaitable[None]], seconds: float) -> None:
+    pause = FIRST_SECONDS
+    while True:
+        await asyncio.sleep(pause)
+        pause = seconds
+        try:
+            await work()
+        except Unavailable:
+            pause = FIRST_SECONDS  # the store is away

@@ -196,6 +196,7 @@ class Writer:
         emitters = [fact.emitter for fact in draft.facts]
         data = codec.seal(draft.events, emitters, first, time, draft.epoch)
         batch = StoredBatch(first, len(draft.events), state.digest, data)
+        asyncio.get_running_loop().call_soon(getattr, batch, "digest")  # hashed while the store works
         await self._log.append(session_id, batch)
         names = len(state.names)
         for fact in draft.facts:

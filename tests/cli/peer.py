@@ -35,6 +35,7 @@ class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServ
         self.configs: dict[str, Any] = {}
         self.items: dict[str, list[Item]] = {}
         self.requests: dict[str, str] = {}
+        self.blobs: dict[tuple[str, str], tuple[event_pb2.BlobRef, bytes]] = {}  # by session and blob
         self.break_after: list[int] = []  # so many items, and a watch is broken; one entry for each break
         self.on_watch: Callable[[], Any] = lambda: None
         self.woken: list[str] = []
@@ -158,7 +159,26 @@ class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServ
         self._known("", context)
         requests = list(request_iterator)
         events = [event for request in requests for event in request.events]
-        return session_pb2.ImportSessionResponse(session=self._made(events, requests[0]))
+        session = self._made(events, requests[0])
+        name = ""
+        for request in requests:
+            if request.HasField("blob"):
+                name = request.blob.blob_id
+                self.blobs[session.session_id, name] = (request.blob, b"")
+            if request.chunk:
+                blob, data = self.blobs[session.session_id, name]
+                self.blobs[session.session_id, name] = (blob, data + request.chunk)
+        return session_pb2.ImportSessionResponse(session=session)
+
+    def ListBlobs(self, request, context):
+        wanted = self._known(request.session_id, context)
+        found = [blob for (session_id, _), (blob, _) in self.blobs.items() if session_id == wanted]
+        return session_pb2.ListBlobsResponse(blobs=found)
+
+    def DownloadBlob(self, request, context):
+        _, data = self.blobs[self._known(request.session_id, context), request.blob_id]
+        for start in range(0, len(data), 1_000):
+            yield session_pb2.DownloadBlobResponse(chunk=data[start : start + 1_000])
 
     def _made(self, events, request):
         session_id = self.requests.get(request.request_id)

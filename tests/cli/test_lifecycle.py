@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,3 +84,20 @@ def test_an_event_of_an_unknown_kind_is_not_left_out(peer: Peer, handmesh: Comma
     peer.append(session, ignorable=True)
     result = handmesh("export", session)
     assert result.exit_code == 2 and "event 7" in result.stderr
+
+
+def test_export_carries_blobs(peer: Peer, handmesh: Command, session: str) -> None:
+    """What lies beside the log is in the file, unless it is not wanted; the import gives it back."""
+    data = bytes(range(256)) * 16
+    blob = event_pb2.BlobRef(blob_id="blob_" + "0" * 26, media_type="image/png", size=len(data))
+    blob.sha256 = hashlib.sha256(data).hexdigest()
+    peer.blobs[session, blob.blob_id] = (blob, data)
+    exported = handmesh("export", session).stdout
+    made = handmesh("import", "-", text=exported).stdout.strip()
+    assert peer.blobs[made, blob.blob_id] == (blob, data)
+    bare = handmesh("import", "-", "--without-blobs", text=exported).stdout.strip()
+    assert (bare, blob.blob_id) not in peer.blobs
+    assert len(handmesh("export", session, "--without-blobs").stdout.splitlines()) == 8
+    peer.blobs[session, blob.blob_id] = (blob, b"damaged")
+    result = handmesh("export", session)
+    assert result.exit_code != 0 and "BLOB_DAMAGED" in result.stderr

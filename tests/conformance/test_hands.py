@@ -4,27 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 import shutil
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from services.sandbox import backends
+from services.sandbox import backends, hands
 from services.sandbox.hand import Hand, HandSettings, Recipe
 
-for module in ("conformance", "conformance_files"):
-    pytest.register_assert_rewrite(f"services.sandbox.{module}")  # a failed check then shows its values
+pytest.register_assert_rewrite(
+    "services.sandbox.conformance", "services.sandbox.conformance_files", "services.sandbox.tools_conformance"
+)  # a failed check then shows its values
 
-from services.sandbox import conformance_files  # noqa: E402 (after the line above)
-from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (the same)
+from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
+from services.sandbox.conformance_files import CHECKS as FILE_CHECKS  # noqa: E402
+from services.sandbox.tools_conformance import CHECKS as TOOL_CHECKS  # noqa: E402
 
-MARKERS = {"bubblewrap": "bwrap", "docker": "docker"}  # backend -> what the machine must have
+DOCUMENTED = "unshare"  # the example of docs/hands.md
+MARKERS = {"bubblewrap": "bwrap", "docker": "docker", DOCUMENTED: "bwrap"}  # backend -> what the machine must have
 
 
 def _hands() -> list[object]:
-    found = sorted(backends.names())
+    found = [*sorted(backends.names()), DOCUMENTED]
     return [pytest.param(name, marks=getattr(pytest.mark, MARKERS[name]) if name in MARKERS else ()) for name in found]
+
+
+def _write_documented(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the backend of the page for operators among the hands: one folder is all that it needs."""
+    page = (Path(__file__).parents[2] / "docs" / "hands.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    backend = folder / "hands" / DOCUMENTED / "__init__.py"
+    backend.parent.mkdir(parents=True)
+    backend.write_text(code)
+    monkeypatch.setattr(hands, "__path__", [*hands.__path__, str(folder / "hands")])
+    monkeypatch.delitem(sys.modules, f"{hands.__name__}.{DOCUMENTED}", raising=False)
+    assert backends.keys()[DOCUMENTED] == frozenset()
+
+
+def _name(check: Callable[[Stand], Awaitable[None]]) -> str:
+    kind = "check" if check in CHECKS else "file_check" if check in FILE_CHECKS else "tool_check"
+    return check.__name__.replace("check", kind, 1)
 
 
 def _processes(text: str) -> list[str]:
@@ -52,6 +74,8 @@ async def stand(
     """A hand of the backend in a state folder of its own; what the check has made is released at the end."""
     name: str = request.param
     monkeypatch.setenv("HANDMESH_CANARY", "CANARY")
+    if name == DOCUMENTED:
+        _write_documented(tmp_path, monkeypatch)
     module = importlib.import_module(f"services.sandbox.hands.{name}")
 
     def make() -> Hand:
@@ -74,7 +98,7 @@ async def stand(
     await it.hand.close()
 
 
-@pytest.mark.parametrize("check", [*CHECKS, *conformance_files.CHECKS], ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", (*CHECKS, *FILE_CHECKS, *TOOL_CHECKS), ids=_name)
 @pytest.mark.parametrize("stand", _hands(), indirect=True)
 async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
     """The hand keeps what the port promises; each check states its rule in its docstring."""

@@ -12,6 +12,7 @@ from services.harness.core import (
     CallFinished,
     CallStarted,
     Config,
+    Configured,
     ConfirmationAsked,
     Confirmed,
     CustomAnswered,
@@ -35,15 +36,17 @@ from services.harness.core import (
 )
 from services.harness.loops.messages import core
 from services.harness.loops.messages.state import State, fold, fold_all
+from services.harness.loops.messages.view import view
 
 SCHEMA = '{"type":"object"}'
 CONFIG = Config(
-    hands=("main",),
+    hands=("main", "box"),
     servers=("shop",),
     custom_tools=(ToolSpec("ask_user", "", SCHEMA),),
-    policies=(Policy("shop__buy", "ASK"), Policy("rm", "DENY")),
+    policies=(Policy("shop__buy", "ASK"), Policy("*__rm", "DENY")),
 )
-TOOLS = ("bash", "rm", "shop__buy", "shop__look", "ask_user", "no_such_tool")
+OFFERED = ("main__bash", "box__bash", "box__rm", "shop__buy", "shop__look")
+TOOLS = (*OFFERED, "ask_user", "no_such_tool")
 
 
 class World:
@@ -66,6 +69,9 @@ class World:
         """One decision; `crash` loses what was decided before or after its effect. False: nothing left to do."""
         state = self.state()
         action = core.decide(state)
+        if isinstance(intruder, Detached):
+            made = state.sandboxes.get(intruder.hand)
+            intruder = replace(intruder, sandbox_id=made.sandbox_id if made else "none")
         if intruder is not None:
             self.add(intruder)  # while we were busy
         if crash == "before":
@@ -92,12 +98,11 @@ class World:
                     self.finish(call.call.id, ToolResult("stopped", "INTERRUPTED"))
             case core.LookUpTools(hands=hands, servers=servers):
                 for hand in (*hands, *servers):
-                    tools = [name for name in TOOLS[:4] if name.startswith("shop__") == (hand == "shop")]
+                    tools = [name for name in OFFERED if name.startswith(f"{hand}__")]
                     self.add(Offered(0, hand, tuple(ToolSpec(name, "", SCHEMA) for name in tools)))
-            case core.Provision(hands=hands):
+            case core.RunCalls(calls=calls, provision=hands):
                 for hand in hands:
                     self.add(Provisioned(0, hand, f"box{len(self.log)}", state.generations.get(hand, 0) + 1))
-            case core.RunCalls(calls=calls):
                 for run in calls:
                     self.run(run, crash)
             case core.AskModel(read=read) if crash is None:
@@ -110,6 +115,8 @@ class World:
 
     def run(self, run: core.RunCall, crash: str | None) -> None:
         assert run.sandbox_id or run.hand == "shop", "a hand's call runs in a sandbox"
+        hands = {fact.sandbox_id: fact.hand for fact in self.log if isinstance(fact, Provisioned)}
+        assert run.hand == hands.get(run.sandbox_id, "shop"), "and in one of its own hand's"
         if run.started is None:
             self.add(CallStarted(0, run.call.id, 0, run.hand, run.sandbox_id))
         self.effects.setdefault(run.call.id, 0)
@@ -138,7 +145,16 @@ class World:
 
 scripts = st.lists(st.lists(st.sampled_from(TOOLS), max_size=3).map(tuple), max_size=4)
 intruders = st.sampled_from(
-    [None, None, None, Interrupt(0), Message(0, '[{"type":"text","text":"more"}]'), Woke(0), Detached(0, "main")]
+    [
+        None,
+        None,
+        None,
+        Interrupt(0),
+        Message(0, '[{"type":"text","text":"more"}]'),
+        Woke(0),
+        Detached(0, "main", ""),
+        Detached(0, "box", ""),
+    ]
 )
 troubles = st.lists(st.tuples(st.sampled_from([None, None, "before", "after"]), intruders), max_size=40)
 
@@ -158,7 +174,7 @@ def test_any_harness_can_take_up_any_session(script: list[tuple[str, ...]], trou
     answered = [fact.id for fact in log if isinstance(fact, CallFinished)]
     assert sorted(called) == sorted(answered)
     for id, call in called.items():
-        if call.name in ("rm", "ask_user", "no_such_tool"):
+        if call.name in ("box__rm", "ask_user", "no_such_tool"):
             assert id not in world.effects
     started = [fact.id for fact in log if isinstance(fact, CallStarted)]
     assert sorted(started) == sorted(world.effects) == sorted(set(started))
@@ -220,7 +236,7 @@ def test_a_call_of_an_older_epoch_is_sent_again_not_started_again() -> None:
 def test_no_sandbox_is_made_before_the_first_call() -> None:
     """Hands are provisioned by the first tool call, never before."""
     assert core.decide(_log(*HELLO)) == core.AskModel(3)
-    assert core.decide(_log(*HELLO, Replied(0, "[]", "tool_use", 3, (BASH,)))) == core.Provision(("main",))
+    assert core.decide(_log(*HELLO, Replied(0, "[]", "tool_use", 3, (BASH,)))) == core.RunCalls((), ("main",))
 
 
 def test_a_call_that_broke_off_never_runs() -> None:
@@ -277,3 +293,46 @@ def test_tools_of_several_hands_carry_the_hand_in_their_name() -> None:
         "b__bash": ("b", "bash"),
     }
     assert json.loads(routes["a__bash"][2].schema) == {"type": "object"}
+
+
+TWO = (
+    Started(0, Config(hands=("box", "build"), hand_specs=(b"1", b"2"))),
+    Message(0, '[{"type":"text","text":"hi"}]'),
+    Offered(0, "box", (ToolSpec("box__bash", "", SCHEMA),)),
+    Offered(0, "build", (ToolSpec("build__bash", "", SCHEMA),)),
+)
+BOTH = (ToolCall("t1", "box__bash", "{}"), ToolCall("t2", "build__bash", "{}"))
+
+
+def test_a_hand_that_is_there_does_not_wait_for_one_that_is_not() -> None:
+    """Of two calls one runs while the other's sandbox is being made; without any sandbox both are made at once."""
+    called = (*TWO, Replied(0, "[]", "tool_use", 4, BOTH))
+    assert core.decide(_log(*called)) == core.RunCalls((), ("box", "build"))
+    action = core.decide(_log(*called, Provisioned(0, "build", "sbx", 1)))
+    assert isinstance(action, core.RunCalls)
+    assert ([run.call.id for run in action.calls], action.provision) == (["t2"], ("box",))
+
+
+def test_a_lost_sandbox_costs_its_own_hand_only() -> None:
+    """The other hand keeps its sandbox; and what is said late of an old sandbox is not said of the new one."""
+    made = (*TWO, Provisioned(0, "box", "one", 1), Provisioned(0, "build", "two", 1), Detached(0, "box", "one"))
+    assert set(_log(*made).sandboxes) == {"build"}
+    again = _log(*made, Provisioned(0, "box", "three", 2), Detached(0, "box", "one"))
+    assert again.sandboxes["box"].sandbox_id == "three"
+
+
+def test_a_hand_that_was_changed_gets_another_sandbox() -> None:
+    """A new environment for a hand's name is a new hand; the others keep what they have."""
+    made = (*TWO, Provisioned(0, "box", "one", 1), Provisioned(0, "build", "two", 1))
+    turned = (*made, Replied(0, "[]", "end_turn", 6), Ended(0, "DONE", 7))
+    other = Configured(0, Config(hands=("box", "build"), hand_specs=(b"1", b"another")))
+    state = _log(*turned, other)
+    assert (set(state.sandboxes), state.generations) == ({"box"}, {"box": 1, "build": 1})
+
+
+def test_a_clients_own_tool_takes_the_place_of_a_hands() -> None:
+    """Two tools of one name are refused by the model's API: the client's is the one that is offered and asked for."""
+    config = Config(custom_tools=(ToolSpec("bash", "The client's.", SCHEMA),))
+    log = (Started(0, config), *HELLO[1:])
+    assert [tool["description"] for tool in view(_log(*log), "m")["tools"]] == ["The client's."]
+    assert core.decide(_log(*log, Replied(0, "[]", "tool_use", 3, (BASH,)))) == core.AskClient(BASH)

@@ -32,6 +32,7 @@ def test_an_order_carries_what_was_asked() -> None:
     [
         ({"command": "x"}, None, 600.0, 120.0),
         ({"command": "x"}, None, 60.0, 60.0),
+        ({"command": "x", "timeout_ms": 0}, None, 600.0, 120.0),
         ({"command": "x", "timeout_ms": 500}, None, 600.0, 0.5),
         ({"command": "x", "timeout_ms": 9_999_999}, None, 600.0, 600.0),
         ({"command": "x", "timeout_ms": 300_000}, 30.0, 600.0, 30.0),
@@ -68,7 +69,7 @@ def test_a_recipe_may_offer_less() -> None:
         ("bash", {"command": 7}),
         ("bash", {"command": "a\0b"}),
         ("bash", '{"command": "\\ud800"}'),
-        ("bash", {"command": "ls", "timeout_ms": 0}),
+        ("bash", {"command": "ls", "timeout_ms": -1}),
         ("bash", {"command": "ls", "timeout_ms": "1"}),
         ("bash", {"command": "ls", "more": 1}),
         ("bash", "[" * 100_000),
@@ -87,6 +88,26 @@ def test_input_that_the_schema_refuses_is_refused(name: str, given: object) -> N
     """Whatever is wrong with an input is said before anything runs."""
     with pytest.raises(Invalid, match="TOOL_INPUT_INVALID"):
         order(name, given)
+
+
+def test_null_is_what_was_left_out() -> None:
+    """Models spell options that they do not use as null; a field that is needed is still missing then."""
+    assert order("bash", {"command": "x", "restart": None, "timeout_ms": None}).input == {"command": "x"}
+    assert order("read", {"file_path": "x", "view_range": None}).digest == order("read", {"file_path": "x"}).digest
+    with pytest.raises(Invalid, match="TOOL_INPUT_INVALID"):
+        order("read", {"file_path": None})
+
+
+def test_tools_and_fields_have_the_names_that_models_know() -> None:
+    """Those of `agent_toolset_20260401`, all of them and no other."""
+    assert {tool.name: sorted(tool.input_schema["properties"]) for tool in TOOLS} == {
+        "bash": ["command", "restart", "timeout_ms"],
+        "read": ["file_path", "view_range"],
+        "write": ["content", "file_path"],
+        "edit": ["file_path", "new_string", "old_string", "replace_all"],
+        "glob": ["path", "pattern"],
+        "grep": ["path", "pattern"],
+    }
 
 
 def test_a_restart_needs_no_command() -> None:

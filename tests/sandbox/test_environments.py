@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.kit.errors import Invalid
 from services.sandbox import backends
-from services.sandbox.environments import BUILT_IN, EnvironmentsError, load, parse
+from services.sandbox.environments import BUILT_IN, SIZES, EnvironmentsError, load, parse
 from services.sandbox.hand import Limits, Recipe
 
-BACKENDS = backends.names()
+BACKENDS = backends.keys()
 
 
 def test_backends_are_the_folders() -> None:
     """A folder under hands/ is a backend, and nothing else names it."""
-    assert {"bubblewrap", "docker", "process"} == BACKENDS
+    assert {"bubblewrap", "docker", "process"} == backends.names() == set(BACKENDS)
 
 
 def test_without_a_file_there_are_the_built_in_ones() -> None:
     """The default one isolates; no name means the default one."""
     found = load(None, BACKENDS)
-    assert found is BUILT_IN and {recipe.backend for recipe in found.recipes.values()} == BACKENDS
+    assert found is BUILT_IN and {recipe.backend for recipe in found.recipes.values()} == set(BACKENDS)
     assert found.recipe("").backend == "bubblewrap"
 
 
@@ -35,6 +37,9 @@ backend = "docker"
 description = "Builds"
 image = "my/image:1"
 runtime = "runsc"
+packages = ["make", "g++", "python3=3.11.2-1+b1"]
+setup = ["useradd x"]
+network = "none"
 tools = ["bash", "read"]
 [environments.build.env]
 CI = "1"
@@ -51,9 +56,58 @@ output_total_mib = 3
 """
     found = parse(text, "f.toml", BACKENDS)
     limits = Limits(2 << 30, 0.5, 100, 10 << 20, 400, 1.5, 1 << 10, 2 << 20, 3 << 20)
-    expected = Recipe("build", "docker", "Builds", "my/image:1", "", "runsc", {"CI": "1"}, ("bash", "read"), limits)
+    expected = Recipe(
+        name="build",
+        backend="docker",
+        description="Builds",
+        image="my/image:1",
+        runtime="runsc",
+        packages=("make", "g++", "python3=3.11.2-1+b1"),
+        setup=("useradd x",),
+        env={"CI": "1"},
+        tools=("bash", "read"),
+        limits=limits,
+    )
     assert found.recipe("") == found.recipe("build") == expected
     assert found.recipe("default") == BUILT_IN.recipes["default"]
+
+
+def test_a_size_is_refined_by_limits() -> None:
+    """A size stands for limits; those that are given besides take the place of its own. No size is the medium one."""
+    text = "[environments.{0}]\nbackend = 'docker'\nsize = '{0}'\nlimits = {{ cpus = 3 }}\n"
+    found = parse("".join(map(text.format, SIZES)) + "[environments.plain]\nbackend = 'docker'\n", "f.toml", BACKENDS)
+    assert {name: found.recipe(name).limits for name in SIZES} == {
+        name: replace(limits, cpus=3.0) for name, limits in SIZES.items()
+    }
+    assert found.recipe("plain").limits == SIZES["medium"] == Limits()
+    assert SIZES["small"].memory_bytes < SIZES["medium"].memory_bytes < SIZES["large"].memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("image = 'x'", "image is nothing for the backend bubblewrap, expected only with docker"),
+        ("packages = ['gcc']", "packages is nothing for the backend bubblewrap, expected only with docker"),
+        ("setup = ['true']", "setup is nothing for the backend bubblewrap, expected only with docker"),
+        ("runtime = 'runsc'", "runtime is nothing for the backend bubblewrap, expected only with docker"),
+        ("network = 'github'", "network is 'github', expected none: no other policy can be enforced yet"),
+        ("size = 'huge'", "size is 'huge', expected one of small, medium, large"),
+        ("size = 1", "size is 1, expected a text"),
+    ],
+)
+def test_what_cannot_be_done_is_told_at_load(line: str, told: str) -> None:
+    """A key that the backend would ignore, a network policy that nobody can enforce, a size that there is not."""
+    with pytest.raises(EnvironmentsError) as error:
+        parse(f"[environments.a]\nbackend = 'bubblewrap'\n{line}\n", "f.toml", BACKENDS)
+    assert str(error.value).splitlines()[0] == f"f.toml: environments.a.{told}"
+
+
+@pytest.mark.parametrize("name", ["-y", "a b", "", "$(x)", "a;b", "x" * 200, 7])
+def test_a_package_is_a_name(name: object) -> None:
+    """Nothing that an installer or a shell could take for something else."""
+    text = f"[environments.a]\nbackend = 'docker'\npackages = [{json.dumps(name)}]\n"
+    with pytest.raises(EnvironmentsError, match=r"environments\.a\.packages is .* expected a list of names"):
+        parse(text, "f.toml", BACKENDS)
 
 
 def test_all_mistakes_are_told_at_once() -> None:
@@ -67,6 +121,8 @@ backend = "docker"
 backend = "podman"
 image = 7
 size = "big"
+packages = "gcc"
+setup = [""]
 tools = ["bash", "sudo"]
 env = { "A B" = "1", OK = 2 }
 limits = { memory_mib = 1, cpus = 0, processes = true, seconds = "1", fuel = 1 }
@@ -81,7 +137,9 @@ b = 3
         *("default is 'nowhere'", "colour is unknown", "environments.Bad", "environments.a.backend is 'podman'"),
         *(
             "environments.a.image is 7",
-            "environments.a.size is unknown",
+            "environments.a.size is 'big'",
+            "environments.a.packages is 'gcc'",
+            "environments.a.setup is ['']",
             "environments.a.tools",
             "environments.a.env.A B",
         ),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from services.kit.ids import mint
 from services.sandbox.hand import Labels, SandboxInfo
-from services.sandbox.records import Records, finished, unlock
+from services.sandbox.records import Records, finished
 
 
 def _info(request_id: str = "", create_time: float = 1.0) -> SandboxInfo:
@@ -54,24 +54,6 @@ def test_nobody_else_may_look_in(tmp_path: Path) -> None:
     """Folders are the service's alone."""
     record = Records(tmp_path / "a").create(_info())
     assert [oct(path.stat().st_mode & 0o777) for path in (tmp_path / "a", record.folder, record.door)] == ["0o700"] * 3
-
-
-def test_locked_folders_are_unlocked(tmp_path: Path) -> None:
-    """What a tool has taken all rights from can be removed after; what links point to is not touched."""
-    (tmp_path / "kept").mkdir(0o500)
-    folder = tmp_path / "box"
-    for path in (folder, folder / "locked", folder / "locked" / "deeper"):
-        path.mkdir()
-    (folder / "locked" / "link").symlink_to(tmp_path / "kept")
-    (folder / "locked" / "deeper").chmod(0)
-    (folder / "locked").chmod(0)
-    unlock(folder)
-    modes = [
-        path.stat().st_mode & 0o777 for path in (folder / "locked", folder / "locked" / "deeper", tmp_path / "kept")
-    ]
-    assert modes == [0o700, 0o700, 0o500]
-    Records(tmp_path).remove(folder)
-    assert not folder.exists() and (tmp_path / "kept").is_dir()
 
 
 def test_importing_the_service_is_lean() -> None:

@@ -16,16 +16,8 @@ ALLOW = 0x7FFF0000
 EPERM, ENOSYS = 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NUMBERS = {
-    "x86_64": {"read": 0, "clone": 56, "clone3": 435, "socket": 41, "socketpair": 53, "personality": 135, "ioctl": 16},
-    "aarch64": {
-        "read": 63,
-        "clone": 220,
-        "clone3": 435,
-        "socket": 198,
-        "socketpair": 199,
-        "personality": 92,
-        "ioctl": 29,
-    },
+    machine: {"read": read, **{name: numbers[column] for name, numbers in seccomp.SPECIAL.items()}}
+    for machine, column, read in (("x86_64", 0, 0), ("aarch64", 1, 63))
 }
 MACHINES = sorted(ARCH)
 
@@ -81,6 +73,18 @@ def test_arguments_are_looked_at(machine: str) -> None:
     assert verdict(machine, numbers["ioctl"], 0, (1 << 32) | 0x5412) == EPERM
     assert verdict(machine, numbers["personality"], 0xFFFFFFFF) == ALLOW
     assert verdict(machine, numbers["personality"], 0x0040000) == EPERM
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_runner_is_left_alone(machine: str) -> None:
+    """Process 1 has the tools' user: nobody changes its limits or its priority; a process may change its own."""
+    numbers = NUMBERS[machine]
+    for name in ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr"):
+        assert [verdict(machine, numbers[name], pid) for pid in (0, 1, 7)] == [ALLOW, EPERM, ALLOW]
+    assert [verdict(machine, numbers["prlimit64"], pid) for pid in (0, 1, 7)] == [ALLOW, EPERM, EPERM]
+    for name, every in (("setpriority", 2), ("ioprio_set", 3)):
+        assert verdict(machine, numbers[name], 0, 0) == verdict(machine, numbers[name], 0, 7) == ALLOW
+        assert verdict(machine, numbers[name], 0, 1) == verdict(machine, numbers[name], every, 0) == EPERM
 
 
 @pytest.mark.parametrize("machine", MACHINES)

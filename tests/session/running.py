@@ -134,7 +134,8 @@ async def running(settings: Settings, identities: Path) -> AsyncIterator[Service
 @asynccontextmanager
 async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIterator[Service]:
     """Serves a store until the end of the block."""
-    whole = parts(store, settings.session_bytes, limits=Limits(settings.blob_quota_bytes, settings.max_blob_bytes))
+    limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
+    whole = parts(store, settings.session_bytes, limits=limits, memory_bytes=settings.memory_quota_bytes)
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)

@@ -11,7 +11,7 @@ import pytest
 
 from handmesh.client import Addresses, Client, HandmeshError, Session
 from handmesh.client import blobs as client_blobs
-from handmesh.session.v1.event_pb2 import BlobRef
+from handmesh.session.v1.event_pb2 import BlobRef, CustomToolRequested, Event, ModelReplied
 from tests.session.running import MAX_BLOB_BYTES, Service
 
 MIB = 1024 * 1024
@@ -109,6 +109,46 @@ async def test_a_blob_can_be_sent_by_name(client: Client) -> None:
     assert await stored(session) == [client_blobs.reference(blob)]
     part = b"".join([piece async for piece in session.download(blob.blob_id, MIB, 2)])
     assert part == b"\0\1"
+
+
+async def test_a_big_answer_of_a_custom_tool_goes_into_blobs(client: Client, service: Service) -> None:
+    """Of a long text head and tail stay in the event, big blocks have references; the event names every blob."""
+    session = await client.create_session(content="go")
+    epoch, _ = await service.wake(session.id)
+    call = {"type": "tool_use", "id": "t1", "name": "ask", "input": {}}
+    replied = ModelReplied(content_json=json.dumps([call]), read_position=2)
+    await service.emit(session.id, Event(model_replied=replied), epoch)
+    await service.emit(
+        session.id,
+        Event(custom_tool_requested=CustomToolRequested(tool_use_id="t1", name="ask", input_json="{}")),
+        epoch,
+    )
+    output, picture = "a" * MIB + "é" * MIB + "z" * MIB, image(5 * MIB)
+    content = json.dumps([text("look"), picture])
+    for _ in range(2):
+        position = await session.answer_custom_tool("t1", output, content_json=content, event_id="answer")
+    (event,) = [event async for event in session.events(position, position + 1)]
+    answer = event.custom_tool_answered
+    blocks = json.loads(answer.result.content_json)
+    assert blocks[0] == text("look") and blocks[1]["media_type"] == "image/png"
+    assert base64.b64encode(await held(session, blocks[1])).decode() == picture["source"]["data"]
+    assert len(answer.result.output.encode()) <= client_blobs.OUTPUT_BYTES
+    assert answer.result.output.startswith("aaaa") and answer.result.output.endswith("zzzz")
+    kept = {blob.blob_id: blob for blob in answer.blobs}
+    assert blocks[1]["blob_id"] in kept and len(kept) == 2
+    (whole,) = [name for name, blob in kept.items() if blob.media_type == "text/plain"]
+    assert whole in answer.result.output
+    assert (await held(session, {"blob_id": whole})).decode() == output
+    assert {blob.blob_id for blob in await session.blobs()} == set(kept)
+
+
+async def test_a_small_answer_stays_in_the_event(client: Client, service: Service) -> None:
+    """No blob is made for what fits; what is no array of blocks is the service's to refuse."""
+    session = await client.create_session(content="go")
+    for content in ("[" + "x" * MIB, json.dumps({"a": "x" * MIB})):
+        with pytest.raises(HandmeshError):
+            await session.answer_custom_tool("t1", "small", content_json=content)
+    assert await session.blobs() == []
 
 
 async def test_errors_are_the_clients_own(client: Client) -> None:

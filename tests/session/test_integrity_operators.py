@@ -14,7 +14,7 @@ import pytest
 
 from handmesh.launcher.nats import SHARDS
 from handmesh.session.v1 import session_pb2 as pb
-from services.session import janitor as janitors
+from services.session import purging
 from services.session.integrity import Mark, Marks
 from services.session.janitor import Janitor
 from services.session.log import StoredBatch
@@ -143,7 +143,7 @@ async def test_what_has_a_tombstone_is_purged(
     own_nats_server: NatsServer, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Events, mark and entry go, in steps; the tombstone and every other session stay."""
-    monkeypatch.setattr(janitors, "STEP", 3)
+    monkeypatch.setattr(purging, "STEP", 3)
     async with (
         operator(own_nats_server, "migrate") as migrator,
         run() as service,

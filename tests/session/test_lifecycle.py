@@ -162,6 +162,7 @@ async def test_a_deleted_session_is_gone_for_every_call(service: Service) -> Non
     assert entry is not None
     stone = json.loads(entry.value)
     assert before <= stone.pop("deleted") <= time.time_ns() // 1_000_000
+    assert len(stone.pop("request")) == 64
     assert stone == {"tenant": "default"}
 
 

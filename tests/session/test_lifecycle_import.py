@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handmesh.client import Client, HandmeshError
+from handmesh.client import Client, HandmeshError, Session, blobs
 from handmesh.client.addresses import Addresses
 from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.config_pb2 import SessionConfig
 from services.kit import ids
-from tests.session.running import OTHER_KEY, Service, message, note, refusal
+from tests.session.running import OTHER_KEY, Service, make_settings, message, note, refusal, running
 from tests.session.test_lifecycle_fork import fork, worked
 
 
@@ -190,3 +191,93 @@ async def test_no_events_are_no_session(send: Send) -> None:
     """An empty stream, and one that does not begin with the beginning."""
     assert (await refusal(send())).metadata == {"position": "1"}
     assert (await refusal(send(note("x")))).metadata == {"position": "1"}
+
+
+# --- with blobs ---
+
+
+async def with_blobs(service: Service, client: Client) -> tuple[str, list[ev.BlobRef], list[bytes]]:
+    """Makes a session with blobs of several sizes, an event that refers to one, and puts it away."""
+    session = client.session(await service.create(note("n1")))
+    contents = [b"", b"small", bytes(range(256)) * 4_096 + b"tail"]
+    kept = [await session.upload(content, "application/octet-stream") for content in contents]
+    await session.send([blobs.reference(kept[1])])
+    await session.end()
+    await session.archive()
+    return session.id, kept, contents
+
+
+async def content_of(session: Session, blob: ev.BlobRef) -> bytes:
+    return b"".join([piece async for piece in session.download(blob.blob_id)])
+
+
+async def test_a_session_is_carried_over_with_its_blobs(service: Service, client: Client, identities: Path) -> None:
+    """Into the same mesh, another tenant's, and another mesh: under the same names, whole, though it has ended."""
+    session_id, kept, contents = await with_blobs(service, client)
+    lines = await exported(client, session_id)
+    async with running(make_settings(identities, None, "memory"), identities) as elsewhere:
+        for key, target in ((client_key(service), service), (OTHER_KEY, service), (OTHER_KEY, elsewhere)):
+            async with Client(Addresses.behind(target.served.client_address), key) as taking:
+                for _ in range(2):
+                    made = await taking.import_session(again(lines), request_id="carried")
+                assert [event async for event in made.events(2)] == [
+                    event async for event in client.session(session_id).events(2)
+                ]
+                assert sorted(await made.blobs(), key=str) == sorted(kept, key=str)
+                assert [await content_of(made, blob) for blob in kept] == contents
+                assert await exported(taking, made.id) != lines  # the header names another session
+                bare = await taking.import_session(again(lines), blobs=False)
+                assert await bare.blobs() == []
+
+
+def client_key(service: Service) -> str:
+    return service.served.key
+
+
+async def test_blobs_can_be_left_out(service: Service, client: Client) -> None:
+    """Then the file has events alone, is whole, and is imported without them."""
+    session_id, _, _ = await with_blobs(service, client)
+    lines = [line async for line in client.session(session_id).export(blobs=False)]
+    assert len(lines) == 2 + (await client.session(session_id).get()).last_position
+    made = await client.import_session(again(lines))
+    assert await made.blobs() == []
+
+
+async def test_a_blob_line_that_was_touched_is_found(service: Service, client: Client) -> None:
+    """Changed, lost, doubled or swapped: nothing is sent. The position is the first behind the events."""
+    session_id, _, _ = await with_blobs(service, client)
+    lines = await exported(client, session_id)
+    last = (await client.session(session_id).get()).last_position
+    first = next(at for at, line in enumerate(lines) if '"c21hbGw' in line)
+    count = len((await service.client.ListSessions(pb.ListSessionsRequest(include_archived=True))).sessions)
+    for broken in (
+        [*lines[:first], lines[first].replace("c21hbGw", "c21hbGx"), *lines[first + 1 :]],
+        [*lines[:first], *lines[first + 1 :]],
+        [*lines[:first], lines[first], *lines[first:]],
+        [*lines[: first - 1], lines[first], lines[first - 1], *lines[first + 1 :]],
+    ):
+        assert (await invalid(client, broken)).metadata == {"position": str(last + 1)}
+    answer = await service.client.ListSessions(pb.ListSessionsRequest(include_archived=True))
+    assert len(answer.sessions) == count
+
+
+async def test_the_service_checks_blobs_too(service: Service, client: Client) -> None:
+    """Another content than was said, too long, too short, without a beginning, or over the quota: nothing is left."""
+    session_id, kept, _ = await with_blobs(service, client)
+    events = await service.log(session_id)
+    small, huge = kept[1], ev.BlobRef(media_type="image/png", size=1 << 40, sha256="0" * 64)
+    for blob, chunk, reason in (
+        (small, b"smalx", "ARGUMENT_INVALID"),
+        (small, b"small!", "ARGUMENT_INVALID"),
+        (small, b"smal", "ARGUMENT_INVALID"),
+        (None, b"small", "ARGUMENT_INVALID"),
+        (ev.BlobRef(media_type="no type", size=5), b"small", "ARGUMENT_INVALID"),
+        (huge, b"small", "BLOB_QUOTA"),
+    ):
+        requests = [
+            pb.ImportSessionRequest(request_id=(request := ids.mint("req")), events=events),
+            pb.ImportSessionRequest(blob=blob, chunk=chunk),
+        ]
+        assert (await refusal(service.client.ImportSession(iter(requests)))).reason == reason
+        again = pb.ImportSessionRequest(request_id=request, events=events)
+        assert (await refusal(service.client.ImportSession(iter([again])))).reason == "REQUEST_ID_REUSED"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from handmesh.session.v1 import memory_pb2 as pb
 from handmesh.session.v1.memory_pb2_grpc import MemoryServiceStub
 from services.kit import ids
-from services.kit.errors import Invalid
+from services.kit.errors import Conflict, Full, Invalid
 from services.session import memories_core as core
+from services.session.memories import Memories
 from tests.session.running import OTHER_KEY, Run, Service, refusal
 
 MIB = 1024 * 1024
@@ -360,3 +362,49 @@ def test_paths_of_the_core() -> None:
     with pytest.raises(Invalid):
         core.check_path("a/../b")
     assert core.lies_under("a/b", "a") and not core.lies_under("ab", "a")
+
+
+async def test_a_tenants_stores_have_a_quota_as_a_whole(service: Service) -> None:
+    """All versions in all stores of a tenant count, with 1 KiB for each; a store that is deleted counts no more, nor
+    does what was not written. Another tenant has its own."""
+    memories = Memories(service.store.objects, service.store.registry, time.time_ns, quota=10 * 1_024)
+    tenant, other = ids.mint("ten"), ids.mint("ten")
+    one, two, theirs = [
+        (await memories.create(owner, "notes", "")).memory_store_id for owner in (tenant, tenant, other)
+    ]
+    await memories.write(one, "a", bytes(3 * 1_024), None, tenant, "")
+    await memories.write(one, "a", bytes(2 * 1_024), None, tenant, "")
+    for _ in range(3):
+        with pytest.raises(Conflict):
+            await memories.write(one, "a", bytes(1_024), "0" * 64, tenant, "")
+    with pytest.raises(Full) as full:
+        await memories.write(two, "b", bytes(3 * 1_024), None, tenant, "")
+    assert (full.value.reason, full.value.metadata) == ("MEMORY_QUOTA", {"limit_bytes": "10240"})
+    await memories.write(two, "b", bytes(2 * 1_024), None, tenant, "")
+    await memories.write(theirs, "b", bytes(9 * 1_024), None, other, "")
+    await memories.delete(one, "a", None, tenant, "")  # is possible though there is no room
+    await memories.delete_store(one, tenant)
+    await memories.delete_store(one, tenant)
+    await memories.write(two, "c", bytes(6 * 1_024), None, tenant, "")
+    with pytest.raises(Full):
+        await memories.write(two, "d", b"", None, tenant, "")
+
+
+async def test_writers_at_once_do_not_get_past_the_quota(service: Service) -> None:
+    """Of twelve that have room for five, five write, and the count is what is there."""
+    memories = Memories(service.store.objects, service.store.registry, time.time_ns, quota=10 * 1_024)
+    tenant = ids.mint("ten")
+    store = (await memories.create(tenant, "notes", "")).memory_store_id
+    done = await asyncio.gather(
+        *(memories.write(store, f"f{number}", bytes(1_024), None, tenant, "") for number in range(12)),
+        return_exceptions=True,
+    )
+    assert sorted(isinstance(each, Full) for each in done) == [False] * 5 + [True] * 7
+    assert len(await memories.list_files(store, "", tenant)) == 5
+
+
+async def test_over_the_quota_says_so_on_the_wire(desk: Desk, service: Service) -> None:
+    """RESOURCE_EXHAUSTED, with the limit."""
+    service.parts.memories._usage._quota = 1
+    error = await refusal(desk.write("a", b"x"))
+    assert (error.code, error.reason, error.metadata) == ("RESOURCE_EXHAUSTED", "MEMORY_QUOTA", {"limit_bytes": "1"})

@@ -85,6 +85,9 @@ BAD_CONFIGS: list[tuple[str, Callable[[SessionConfig], Any]]] = [
     ("harness", lambda c: setattr(c, "harness", "Bad Name")),
     ("harness", lambda c: setattr(c, "harness", "a.>")),
     ("hands", lambda c: c.hands["UPPER"].CopyFrom(HandSpec())),
+    ("hands", lambda c: c.hands["two__parts"].CopyFrom(HandSpec())),
+    ("hands", lambda c: c.hands["under_score"].CopyFrom(HandSpec())),
+    ("hands", lambda c: c.hands[""].CopyFrom(HandSpec())),
     ("hands", lambda c: c.hands["x" * 40].CopyFrom(HandSpec())),
     ("no_hands", lambda c: setattr(c, "no_hands", True)),
     ("mcp_servers[1].name", lambda c: c.mcp_servers.add(name="tickets", url="https://x")),
@@ -126,6 +129,22 @@ async def test_a_wrong_configuration_names_its_field(
     ):
         error = await refusal(call)
         assert (error.code, error.reason, error.metadata) == ("INVALID_ARGUMENT", "CONFIG_INVALID", {"field": field})
+
+
+async def test_a_server_is_not_called_like_a_hand(service: Service) -> None:
+    """Also not like `main`, the hand of a session that names none: a tool's name says where it goes."""
+    server = McpServer(name="main", url="https://tickets.example/mcp")
+    for config in (
+        SessionConfig(mcp_servers=[server]),
+        SessionConfig(hands={"main": HandSpec()}, mcp_servers=[server]),
+    ):
+        error = await refusal(service.client.CreateSession(pb.CreateSessionRequest(config=config)))
+        assert (error.reason, error.metadata) == ("CONFIG_INVALID", {"field": "mcp_servers[0].name"})
+    for config in (
+        SessionConfig(no_hands=True, mcp_servers=[server]),
+        SessionConfig(hands={"build": HandSpec()}, mcp_servers=[server]),
+    ):
+        await service.client.CreateSession(pb.CreateSessionRequest(config=config))
 
 
 async def test_too_many_first_events(service: Service) -> None:

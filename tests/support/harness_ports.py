@@ -9,12 +9,12 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from handmesh.session.v1.config_pb2 import SessionConfig
+from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import fact_of
 from services.harness.core import BlobRef, ToolResult, ToolSpec
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Toolbox
 from services.kit import ids
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 
@@ -75,6 +75,8 @@ class MemoryLog:
             found = [event.position for event in self.events if event.event_id == events[0].event_id]
             if found:
                 return Appended(found[0])
+            if {event.event_id for event in events} & {event.event_id for event in self.events}:
+                raise Invalid("EVENT_INVALID", "another one of them is there already")
             if expected_position is not None and expected_position != len(self.events):
                 raise Conflict("POSITION_CONFLICT", "moved on", last_position=len(self.events))
             wokes = [event.position for event in self.events if event.HasField("harness_woke")]
@@ -162,13 +164,25 @@ class MemoryHands:
         self.executions: dict[str, asyncio.Task[ToolResult]] = {}
         self.cancelled: list[str] = []
         self.refusal: ServiceError | None = None
+        self.names = ["bash"]
+        self.unknown: set[str] = set()  # environments that there are not
+        self.slow: dict[str, asyncio.Event] = {}  # hands that are not made before the event
+        self.asked: list[str] = []  # hands, in the order in which they were to be made
+        self.ran: list[tuple[str, str]] = []  # sandbox and tool, likewise
 
-    async def tools(self, spec: bytes) -> list[ToolSpec]:
-        return [ToolSpec("bash", "Runs a command.", '{"type":"object"}')]
+    async def tools(self, spec: bytes) -> Toolbox:
+        environment = HandSpec.FromString(spec).environment or "default"
+        if environment in self.unknown:
+            raise Invalid("ENVIRONMENT_UNKNOWN", "there is no such environment")
+        tools = [ToolSpec(name, "Runs a command.", '{"type":"object"}') for name in self.names]
+        return Toolbox(tools, environment, "For tests.")
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
+        self.asked.append(hand)
         if self.refusal is not None:
             raise self.refusal
+        if hand in self.slow:
+            await self.slow[hand].wait()
         made = self.sandboxes.setdefault(f"{hand}/{generation}", f"sbx_{len(self.sandboxes):026d}")
         return Sandbox(made, "default")
 
@@ -176,6 +190,7 @@ class MemoryHands:
         if sandbox_id not in self.sandboxes.values():
             raise Gone("SANDBOX_GONE", "gone")
         if execution_id not in self.executions:
+            self.ran.append((sandbox_id, tool))
             self.executions[execution_id] = asyncio.create_task(self._run(tool, input))
         return await asyncio.shield(self.executions[execution_id])
 

@@ -220,6 +220,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """
     ERROR_REASON_OAUTH_FAILED: _ErrorReason.ValueType  # 71
     """`FAILED_PRECONDITION`. Connecting the account failed. Metadata: `server`."""
+    ERROR_REASON_MEMORY_QUOTA: _ErrorReason.ValueType  # 76
+    """`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
+    `limit_bytes`.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason that a service of this system gives in
@@ -426,3 +430,7 @@ Metadata: `server`.
 """
 ERROR_REASON_OAUTH_FAILED: ErrorReason.ValueType  # 71
 """`FAILED_PRECONDITION`. Connecting the account failed. Metadata: `server`."""
+ERROR_REASON_MEMORY_QUOTA: ErrorReason.ValueType  # 76
+"""`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
+`limit_bytes`.
+"""

@@ -670,6 +670,16 @@ class ListToolsResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     TOOLS_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_DESCRIPTION_FIELD_NUMBER: builtins.int
+    environment: builtins.str
+    """The environment that they belong to: the default one's name when none was
+    asked for.
+    """
+    environment_description: builtins.str
+    """What the operator says of the environment, for people and models. Empty when
+    the operator says nothing, or has taken the environment away since.
+    """
     @builtins.property
     def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.Tool]:
         """The tools, in the order to offer them."""
@@ -678,10 +688,12 @@ class ListToolsResponse(message.Message):
         self,
         *,
         tools: abc.Iterable[tool_pb2.Tool] | None = ...,
+        environment: builtins.str = ...,
+        environment_description: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "environment_description", b"environment_description", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -711,21 +711,27 @@ class CustomToolAnswered(message.Message):
 
     TOOL_USE_ID_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
+    BLOBS_FIELD_NUMBER: builtins.int
     tool_use_id: builtins.str
     """The model's id for the call."""
     @builtins.property
     def result(self) -> tool_pb2.ToolResult:
-        """What the tool said."""
+        """What the tool said. What is too big for the event is as in `ToolFinished`."""
+
+    @builtins.property
+    def blobs(self) -> containers.RepeatedCompositeFieldContainer[BlobRef]:
+        """Blobs that hold what was too big for the event, whole."""
 
     def __init__(
         self,
         *,
         tool_use_id: builtins.str = ...,
         result: tool_pb2.ToolResult | None = ...,
+        blobs: abc.Iterable[BlobRef] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["result", b"result", "tool_use_id", b"tool_use_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blobs", b"blobs", "result", b"result", "tool_use_id", b"tool_use_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

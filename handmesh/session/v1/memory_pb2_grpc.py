@@ -121,6 +121,9 @@ class MemoryServiceServicer:
         (`MEMORY_CONFLICT`, metadata `sha256`).
         * `INVALID_ARGUMENT`: over 1 MiB (`MEMORY_TOO_LARGE`), or a path that
         leaves the store (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: over the quota of all of the tenant's stores
+        (`MEMORY_QUOTA`, metadata `limit_bytes`); too many files or versions
+        (`FULL`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

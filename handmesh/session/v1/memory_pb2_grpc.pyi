@@ -53,6 +53,9 @@ class MemoryServiceStub:
       (`MEMORY_CONFLICT`, metadata `sha256`).
     * `INVALID_ARGUMENT`: over 1 MiB (`MEMORY_TOO_LARGE`), or a path that
       leaves the store (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: over the quota of all of the tenant's stores
+      (`MEMORY_QUOTA`, metadata `limit_bytes`); too many files or versions
+      (`FULL`).
     """
     ReadMemory: _grpc.UnaryUnaryMultiCallable[_memory_pb2.ReadMemoryRequest, _memory_pb2.ReadMemoryResponse]
     """Reads a file, or an older version of it."""
@@ -91,6 +94,9 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
       (`MEMORY_CONFLICT`, metadata `sha256`).
     * `INVALID_ARGUMENT`: over 1 MiB (`MEMORY_TOO_LARGE`), or a path that
       leaves the store (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: over the quota of all of the tenant's stores
+      (`MEMORY_QUOTA`, metadata `limit_bytes`); too many files or versions
+      (`FULL`).
     """
     ReadMemory: _aio.UnaryUnaryMultiCallable[_memory_pb2.ReadMemoryRequest, _memory_pb2.ReadMemoryResponse]  # type: ignore[assignment]
     """Reads a file, or an older version of it."""
@@ -150,6 +156,9 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
           (`MEMORY_CONFLICT`, metadata `sha256`).
         * `INVALID_ARGUMENT`: over 1 MiB (`MEMORY_TOO_LARGE`), or a path that
           leaves the store (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: over the quota of all of the tenant's stores
+          (`MEMORY_QUOTA`, metadata `limit_bytes`); too many files or versions
+          (`FULL`).
         """
 
     @_abc_1.abstractmethod

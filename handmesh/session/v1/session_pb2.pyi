@@ -597,21 +597,33 @@ class ImportSessionRequest(message.Message):
 
     REQUEST_ID_FIELD_NUMBER: builtins.int
     EVENTS_FIELD_NUMBER: builtins.int
+    BLOB_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Makes the call idempotent. Read from the first message."""
+    chunk: builtins.bytes
+    """The next bytes of the blob that was begun last, at most 1 MiB."""
     @builtins.property
     def events(self) -> containers.RepeatedCompositeFieldContainer[event_pb2.Event]:
         """The next events, in order."""
+
+    @builtins.property
+    def blob(self) -> event_pb2.BlobRef:
+        """After all events: begins a blob of the session. Its size and SHA-256 are
+        what its chunks must come to; `blob_id` is not read, it follows from them.
+        """
 
     def __init__(
         self,
         *,
         request_id: builtins.str = ...,
         events: abc.Iterable[event_pb2.Event] | None = ...,
+        blob: event_pb2.BlobRef | None = ...,
+        chunk: builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["blob", b"blob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["events", b"events", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "chunk", b"chunk", "events", b"events", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1511,5 +1523,47 @@ class DownloadBlobResponse(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["blob", b"blob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "chunk", b"chunk"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListBlobsRequest(message.Message):
+    """Request for `ListBlobs`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListBlobsResponse(message.Message):
+    """Response for `ListBlobs`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    BLOBS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def blobs(self) -> containers.RepeatedCompositeFieldContainer[event_pb2.BlobRef]:
+        """All of them: a session has at most 4,096."""
+
+    def __init__(
+        self,
+        *,
+        blobs: abc.Iterable[event_pb2.BlobRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blobs", b"blobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

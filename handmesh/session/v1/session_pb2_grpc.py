@@ -152,6 +152,11 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.DownloadBlobRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.DownloadBlobResponse.FromString,
                 _registered_method=True)
+        self.ListBlobs = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/ListBlobs',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListBlobsRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListBlobsResponse.FromString,
+                _registered_method=True)
 
 
 class SessionServiceServicer:
@@ -255,9 +260,14 @@ class SessionServiceServicer:
 
     def ImportSession(self, request_iterator, context):
         """Makes a session from events that were exported, with their positions,
-        times and emitters; only the tenant becomes the caller's. Idempotent by
-        `request_id` of the first message.
+        times and emitters; only the tenant becomes the caller's. The session's
+        blobs may follow, each checked against what was said of it. Nothing is
+        there before all of it is. Idempotent by `request_id` of the first message.
 
+        * `INVALID_ARGUMENT`: a blob has another size or SHA-256 than was said
+        (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: the blobs are over the session's quota
+        (`BLOB_QUOTA`).
         * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
         `position`: the first event that cannot be right).
         * `ALREADY_EXISTS`: the request id came with other events
@@ -406,6 +416,14 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListBlobs(self, request, context):
+        """Lists the blobs of a session, whether or not an event refers to them, in
+        the order of their ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SessionServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -513,6 +531,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.DownloadBlob,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.DownloadBlobRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.DownloadBlobResponse.SerializeToString,
+            ),
+            'ListBlobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBlobs,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListBlobsRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListBlobsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1095,6 +1118,33 @@ class SessionService:
             '/handmesh.session.v1.SessionService/DownloadBlob',
             handmesh_dot_session_dot_v1_dot_session__pb2.DownloadBlobRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.DownloadBlobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/ListBlobs',
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListBlobsRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListBlobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -98,9 +98,14 @@ class SessionServiceStub:
     """
     ImportSession: _grpc.StreamUnaryMultiCallable[_session_pb2.ImportSessionRequest, _session_pb2.ImportSessionResponse]
     """Makes a session from events that were exported, with their positions,
-    times and emitters; only the tenant becomes the caller's. Idempotent by
-    `request_id` of the first message.
+    times and emitters; only the tenant becomes the caller's. The session's
+    blobs may follow, each checked against what was said of it. Nothing is
+    there before all of it is. Idempotent by `request_id` of the first message.
 
+    * `INVALID_ARGUMENT`: a blob has another size or SHA-256 than was said
+      (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: the blobs are over the session's quota
+      (`BLOB_QUOTA`).
     * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
       `position`: the first event that cannot be right).
     * `ALREADY_EXISTS`: the request id came with other events
@@ -196,6 +201,10 @@ class SessionServiceStub:
 
     * `NOT_FOUND`: `BLOB_NOT_FOUND`.
     """
+    ListBlobs: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListBlobsRequest, _session_pb2.ListBlobsResponse]
+    """Lists the blobs of a session, whether or not an event refers to them, in
+    the order of their ids.
+    """
 
 @_typing.type_check_only
 class SessionServiceAsyncStub(SessionServiceStub):
@@ -267,9 +276,14 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """
     ImportSession: _aio.StreamUnaryMultiCallable[_session_pb2.ImportSessionRequest, _session_pb2.ImportSessionResponse]  # type: ignore[assignment]
     """Makes a session from events that were exported, with their positions,
-    times and emitters; only the tenant becomes the caller's. Idempotent by
-    `request_id` of the first message.
+    times and emitters; only the tenant becomes the caller's. The session's
+    blobs may follow, each checked against what was said of it. Nothing is
+    there before all of it is. Idempotent by `request_id` of the first message.
 
+    * `INVALID_ARGUMENT`: a blob has another size or SHA-256 than was said
+      (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: the blobs are over the session's quota
+      (`BLOB_QUOTA`).
     * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
       `position`: the first event that cannot be right).
     * `ALREADY_EXISTS`: the request id came with other events
@@ -364,6 +378,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Sends a blob, or a range of it, in chunks of at most 256 KiB.
 
     * `NOT_FOUND`: `BLOB_NOT_FOUND`.
+    """
+    ListBlobs: _aio.UnaryUnaryMultiCallable[_session_pb2.ListBlobsRequest, _session_pb2.ListBlobsResponse]  # type: ignore[assignment]
+    """Lists the blobs of a session, whether or not an event refers to them, in
+    the order of their ids.
     """
 
 class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -487,9 +505,14 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.ImportSessionResponse, _abc.Awaitable[_session_pb2.ImportSessionResponse]]:
         """Makes a session from events that were exported, with their positions,
-        times and emitters; only the tenant becomes the caller's. Idempotent by
-        `request_id` of the first message.
+        times and emitters; only the tenant becomes the caller's. The session's
+        blobs may follow, each checked against what was said of it. Nothing is
+        there before all of it is. Idempotent by `request_id` of the first message.
 
+        * `INVALID_ARGUMENT`: a blob has another size or SHA-256 than was said
+          (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: the blobs are over the session's quota
+          (`BLOB_QUOTA`).
         * `INVALID_ARGUMENT`: the events are no log (`LOG_INVALID`, metadata
           `position`: the first event that cannot be right).
         * `ALREADY_EXISTS`: the request id came with other events
@@ -656,6 +679,16 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sends a blob, or a range of it, in chunks of at most 256 KiB.
 
         * `NOT_FOUND`: `BLOB_NOT_FOUND`.
+        """
+
+    @_abc_1.abstractmethod
+    def ListBlobs(
+        self,
+        request: _session_pb2.ListBlobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ListBlobsResponse, _abc.Awaitable[_session_pb2.ListBlobsResponse]]:
+        """Lists the blobs of a session, whether or not an event refers to them, in
+        the order of their ids.
         """
 
 def add_SessionServiceServicer_to_server(servicer: SessionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

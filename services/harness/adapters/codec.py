@@ -125,7 +125,7 @@ _FACTS: dict[str, Any] = {
     "custom_tool_requested": lambda event, it: core.CustomAsked(event.position, it.tool_use_id),
     "custom_tool_answered": lambda event, it: core.CustomAnswered(event.position, it.tool_use_id, result_of(it.result)),
     "sandbox_provisioned": lambda event, it: core.Provisioned(event.position, it.hand, it.sandbox_id, it.generation),
-    "hand_detached": lambda event, it: core.Detached(event.position, it.hand),
+    "hand_detached": lambda event, it: core.Detached(event.position, it.hand, it.sandbox_id),
     "retry_scheduled": lambda event, it: core.Retry(
         event.position, it.attempt, it.retry_time.seconds + it.retry_time.nanos / 1e9
     ),

@@ -9,7 +9,7 @@ from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 from handmesh.session.v1.config_pb2 import HandSpec
 from services.harness.adapters.codec import result_of
 from services.harness.core import ToolResult, ToolSpec
-from services.harness.ports import Sandbox
+from services.harness.ports import Sandbox, Toolbox
 from services.kit.channels import raised
 from services.kit.errors import Unimplemented
 
@@ -25,17 +25,18 @@ class RemoteHands:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = SandboxServiceStub(channel)
 
-    async def tools(self, spec: bytes) -> list[ToolSpec]:
+    async def tools(self, spec: bytes) -> Toolbox:
         """Lists the tools that the hand will have."""
         request = pb.ListToolsRequest(environment=_environment(spec).environment)
         try:
             answer = await self._stub.ListTools(request, timeout=LOOK_UP_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
-        return [
+        tools = [
             ToolSpec(tool.name, tool.description, tool.input_schema_json, tool.idempotent, tool.read_only)
             for tool in answer.tools
         ]
+        return Toolbox(tools, answer.environment, answer.environment_description)
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
         """Makes the hand's sandbox."""

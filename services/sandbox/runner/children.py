@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from . import processes, shell
 from .problem import Problem
-from .spare import FILE_TOOLS, Spare, guest
+from .spare import FILE_TOOLS, Nest, Spare, guest
 
 if TYPE_CHECKING:
     import socket
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_RUNNING = 128
 MAX_GUESTS = 32  # transfers at once
 _SWEEP_SECONDS = 0.01  # between two looks at what killed processes are left
+_SPARE_SECONDS = 0.02  # after a start, in which most executions end: a spare is cheaper then, see `Spare`
 
 
 class Children:
@@ -35,9 +36,13 @@ class Children:
         self._live: list[Execution] = []
         self._spares: dict[bool, Spare] = {}  # by whether it is a shell
         self._guests: set[int] = set()  # processes of transfers: of no execution, and no strays
+        self._spares_due = 0.0  # monotonic
         self._marks = 0
         self._state = shell.fresh(config.workspace)
+        self._nest = Nest(config)
         processes.adopt_orphans()
+        if config.tool_uid is not None:
+            processes.give_up_groups()
 
     def start(self, run: Execution) -> None:
         """Starts an execution. Raises Problem when it cannot be one, or when there is no room for it."""
@@ -46,7 +51,7 @@ class Children:
             if order.input.get("restart"):
                 self._state = shell.fresh(self._config.workspace)
                 if not order.input.get("command"):
-                    run.settle("OK", "the shell was restarted")
+                    run.settle("OK", "bash session restarted")
                     return
             command = order.input.get("command")
             if not isinstance(command, str) or "\0" in command:
@@ -57,6 +62,7 @@ class Children:
             raise Problem("FULL", f"{MAX_RUNNING} executions are running")
         self._launch(run)
         self._live.append(run)
+        self._spares_due = time.monotonic() + _SPARE_SECONDS
 
     def _launch(self, run: Execution) -> None:
         while True:
@@ -78,7 +84,7 @@ class Children:
 
     def _spare(self, shell_wanted: bool) -> Spare:
         self._marks += 1
-        return Spare(self._config, shell_wanted, str(self._marks))
+        return Spare(self._nest, shell_wanted, str(self._marks), alone=not self._live)
 
     def check_guest(self) -> None:
         """Raises Problem when there is no room for another transfer."""
@@ -88,7 +94,7 @@ class Children:
     def host(self, caller: socket.socket, request: dict[str, Any]) -> None:
         """Starts a process that answers a caller by a transfer. Without one to be had, the caller is hung up on."""
         try:
-            self._guests.add(guest(self._config, caller, request))
+            self._guests.add(guest(self._nest, caller, request))
         except OSError:
             self._sweep()
 
@@ -105,6 +111,10 @@ class Children:
                 continue
             if self._sweep() or overdue:  # overdue after all: it sleeps where no signal reaches it
                 self._finish(run)
+        if not self._live or now >= self._spares_due:
+            self._make_spares()
+
+    def _make_spares(self) -> None:
         for shell_wanted in (True, False):
             if shell_wanted not in self._spares:
                 try:
@@ -116,7 +126,11 @@ class Children:
         """Tells for how many seconds nothing is due unless something happens."""
         if any(not run.running for run in self._live):
             return _SWEEP_SECONDS
-        return max(0.0, min((run.deadline for run in self._live), default=float("inf")) - time.monotonic())
+        due = min((run.deadline for run in self._live), default=float("inf"))
+        now = time.monotonic()
+        if self._live and len(self._spares) < 2 and now < self._spares_due:
+            due = min(due, self._spares_due)
+        return max(0.0, due - now)
 
     def end(self) -> None:
         """Kills everything."""
@@ -128,7 +142,6 @@ class Children:
         self._changed(run)
 
     def _reap(self) -> None:
-        first = {run.pid: run for run in self._live if run.running}
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -136,6 +149,7 @@ class Children:
                 return
             if ended is None:
                 return
+            first = {run.pid: run for run in self._live if run.running}  # anew: one may have been started once more
             if ended.si_pid in first:
                 processes.kill_group(ended.si_pid)  # before the number can be used again
             _, status = os.waitpid(ended.si_pid, 0)
@@ -183,5 +197,7 @@ class Children:
     def _finish(self, run: Execution) -> None:
         self._unlisten(run)
         self._live.remove(run)
-        self._state = run.finish() or self._state
-        self._changed(run)
+        left = run.finish()
+        self._changed(run)  # who waits for the result waits no longer
+        if left:
+            self._state = shell.kept(left)

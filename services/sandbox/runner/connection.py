@@ -1,4 +1,4 @@
-"""One caller of the runner: reads one request, says the answer, never makes the runner wait."""
+"""One caller of the runner: reads requests, says the answer to each in turn, never makes the runner wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FULL_BYTES = 256 << 10  # of unsent answer: nothing is added until the caller h
 
 
 class Connection:
-    """A caller's socket. It holds at most one request and one answer, and closes when both are done."""
+    """A caller's socket. It is asked one thing at a time; a request that comes early waits for its turn."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Connection:
         answer: Callable[[Connection, dict[str, Any]], None],
         gone: Callable[[Connection], None],
     ) -> None:
-        """Waits for the request. `answer` is called with it; `gone` when the connection is closed."""
+        """Waits for requests. `answer` is called with each; `gone` when the connection is closed."""
         caller.setblocking(False)
         self.following: Execution | None = None
         self._offset: int | None = None
@@ -37,18 +37,22 @@ class Connection:
         self._selector = selector
         self._answer = answer
         self._gone = gone
-        self._request = bytearray()
+        self._requests = bytearray()
         self._unsent = bytearray()
-        self._asked = False
-        self._complete = False
+        self._asked = False  # whether an answer is under way
+        self._taking = False  # whether requests are being taken up
         self._more = False  # whether more is ready to be said than was
+        self._wanted = selectors.EVENT_READ
         selector.register(caller, selectors.EVENT_READ, self._ready)
 
+    @property
+    def idle(self) -> bool:
+        """Whether the caller has asked for nothing that it has not been told."""
+        return not (self._asked or self._unsent or self._requests)
+
     def say(self, line: dict[str, Any]) -> None:
-        """Answers by one line and nothing more."""
-        self._unsent += json.dumps(line).encode("ascii") + b"\n"
-        self._complete = True
-        self._send()
+        """Answers by one line, the last of this answer."""
+        self._said(json.dumps(line).encode("ascii") + b"\n")
 
     def follow(self, run: Execution, offset: int | None) -> None:
         """Answers by an execution's output from an offset on, then its result. Without an offset by the result."""
@@ -67,14 +71,14 @@ class Connection:
         """Says what there is to say of the execution that it follows, as far as the caller takes it."""
         run = self.following
         self._more = False
-        while run is not None and not self._complete:
+        while run is not None:
             text = ""
             if self._offset is not None:
                 text, self._offset = run.chunk(self._offset)
             if text:
                 self._unsent += json.dumps({"chunk": text, "next": self._offset}).encode("ascii") + b"\n"
             elif run.outcome:
-                self.say({"result": run.result()})
+                self._said(run.answer())
                 return
             else:
                 break
@@ -83,11 +87,36 @@ class Connection:
                 break
         self._send()
 
+    def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        if self._caller.fileno() < 0:
+            return
+        self._selector.unregister(self._caller)
+        self._caller.close()
+        self.following = None
+        self._gone(self)
+
+    def _said(self, last: bytes) -> None:
+        self._unsent += last
+        self._asked, self.following = False, None
+        self._send()
+        self._next()
+
     def _ready(self, events: int) -> None:
         if events & selectors.EVENT_READ:
             self._receive()
         if events & selectors.EVENT_WRITE and self._caller.fileno() >= 0:
             self.pump() if self._more and len(self._unsent) < _FULL_BYTES else self._send()
+        self._next()
+
+    def _next(self) -> None:
+        """Takes up what was asked meanwhile, once the answer before it is sent."""
+        if self._taking:
+            return  # it is being taken up further down the stack
+        self._taking = True
+        while self._caller.fileno() >= 0 and not (self._asked or self._unsent) and b"\n" in self._requests:
+            self._dispatch()
+        self._taking = False
 
     def _receive(self) -> None:
         try:
@@ -96,18 +125,19 @@ class Connection:
             return
         except OSError:
             data = b""
+        self._requests += data
         if not data:
-            self._close()
-        elif not self._asked:
-            self._request += data
-            if b"\n" in data:
-                self._asked = True
-                self._dispatch()
-            elif len(self._request) > MAX_REQUEST_BYTES:
-                self.say({"error": "ARGUMENT_INVALID", "message": "the request is too long"})
+            self.close()
+        elif len(self._requests) > MAX_REQUEST_BYTES and (self._asked or b"\n" not in self._requests):
+            self._unsent += b'{"error": "ARGUMENT_INVALID", "message": "the request is too long"}\n'
+            self._send()
+            self.close()
 
     def _dispatch(self) -> None:
-        line, self._request = bytes(self._request).split(b"\n", 1)[0], bytearray()
+        end = self._requests.index(b"\n")
+        line = bytes(self._requests[:end])
+        del self._requests[: end + 1]
+        self._asked = True
         try:
             request = json.loads(line)
             if not isinstance(request, dict):
@@ -127,18 +157,9 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError:
-            self._close()
-            return
-        if self._complete and not self._unsent:
-            self._close()
+            self.close()
             return
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent or self._more else 0)
-        self._selector.modify(self._caller, wanted, self._ready)
-
-    def _close(self) -> None:
-        if self._caller.fileno() < 0:
-            return
-        self._selector.unregister(self._caller)
-        self._caller.close()
-        self.following = None
-        self._gone(self)
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._selector.modify(self._caller, wanted, self._ready)

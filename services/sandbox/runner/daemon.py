@@ -101,14 +101,18 @@ class Daemon:
         except OSError:
             return  # the caller is gone, or descriptors are short for a moment
         if len(self._connections) >= MAX_CONNECTIONS:
-            caller.close()
-            return
+            idle = next((it for it in self._connections if it.idle), None)
+            if idle is None:
+                caller.close()
+                return
+            idle.close()  # its caller connects again when it wants something
         self._connections.append(Connection(caller, self._selector, self._answer, self._connections.remove))
 
     def _answer(self, connection: Connection, request: dict[str, Any]) -> None:
         operations: dict[str, Callable[[Connection, dict[str, Any]], None]] = {
             "ping": self._ping,
             "start": self._start,
+            "run": self._run,
             "follow": self._follow,
             "cancel": self._cancel,
             "list": self._list,
@@ -130,6 +134,15 @@ class Daemon:
         self._epoch = max(self._epoch, epoch)
 
     def _start(self, connection: Connection, request: dict[str, Any]) -> None:
+        _, fresh = self._ordered(request)
+        connection.say({"started": fresh})
+
+    def _run(self, connection: Connection, request: dict[str, Any]) -> None:
+        run, _ = self._ordered(request)
+        connection.follow(run, None)
+
+    def _ordered(self, request: dict[str, Any]) -> tuple[Execution, bool]:
+        """Starts an execution, unless its id is known already. Returns it and whether it was started."""
         self._fence(int(request["epoch"]))
         order = Order(
             id=_checked_id(request),
@@ -143,9 +156,10 @@ class Daemon:
             run = self._new(order)
             self._children.start(run)
             self._executions[order.id] = run
-        elif known.order.digest not in ("", order.digest):  # empty: cancelled before it was known
+            return run, True
+        if known.order.digest not in ("", order.digest):  # empty: cancelled before it was known
             raise Problem("EXECUTION_ID_REUSED", "the id was used for another tool or input")
-        connection.say({"started": known is None})
+        return known, False
 
     def _new(self, order: Order) -> Execution:
         """Makes an execution; forgets the oldest records and outputs when there are too many."""

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import processes, shell, spare
-from .output import Output, open_regular, read_chunk
+from .output import MEMORY_BYTES, Output, chunk_of, open_regular, read_chunk
 from .result import LOST, Ending, compose
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class Execution:
         self._config = config
         self._output: Output | None = None
         self._side = -1
-        self._result: dict[str, Any] | None = None
+        self._answer = b""  # the line with the result; empty when that lies on the disk
+        self._held = b""  # the whole output of one that has ended, when it has no file
         self._oom_kills = 0
 
     def start(self, ready: spare.Spare, state: bytes) -> bool:
@@ -62,10 +63,6 @@ class Execution:
         self._oom_kills = processes.oom_kills(config.oom_files)
         if not ready.give(text, state):
             return False
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-        except OSError:
-            pass  # a full disk: the output then lives in memory only, head and tail
         self._output = self._output or Output(self.output_path, config.output_text_bytes, config.output_file_bytes)
         self.pid, self.pipe, self.mark, self._side = ready.pid, ready.pipe, ready.mark, ready.side
         self.deadline = time.monotonic() + order.timeout
@@ -118,7 +115,7 @@ class Execution:
         self.status = None
 
     def finish(self) -> bytes:
-        """Makes the result and keeps it. Returns the shell's new state, empty when it left none."""
+        """Makes the result and keeps it. Returns what the shell has left as its state, empty when that is nothing."""
         assert self._output is not None
         command = self.order.name == "bash"
         side = _contents(self._side, shell.MAX_STATE_BYTES if command else spare.MAX_ANSWER_BYTES)
@@ -126,10 +123,10 @@ class Execution:
         os.close(self.pipe)
         self.pipe = -1
         self._output.close()
-        self.stored = self._output.stored
+        self.stored, self._held = self._output.stored, self._output.held or b""
         self.order = self.order._replace(input={})  # it can be large, and nobody asks for it again
         self._keep(compose(self._ending(command, side)))
-        return shell.kept(side) if command and side and self.stopped is None else b""
+        return side if command and side and self.stopped is None else b""
 
     def _ending(self, command: bool, side: bytes | None) -> Ending:
         assert self._output is not None
@@ -154,25 +151,29 @@ class Execution:
         self._keep({"text": text, "outcome": outcome, "seconds": 0.0})
 
     def _keep(self, result: dict[str, Any]) -> None:
-        """Moves the result to the disk, where it costs no memory. A full disk leaves it in memory."""
+        """Keeps the result: a large one on the disk, where it costs no memory, unless that is full."""
         self.outcome = result["outcome"]
         self._output = None
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-            with open(os.path.join(self.folder, _RESULT), "x") as file:
-                json.dump(result, file)
-        except OSError:
-            self._result = result
+        self._answer = json.dumps({"result": result}).encode("ascii") + b"\n"
+        if len(self._answer) > MEMORY_BYTES:
+            try:
+                os.makedirs(self.folder, exist_ok=True)
+                with open(os.path.join(self.folder, _RESULT), "xb") as file:
+                    file.write(self._answer)
+                self._answer = b""
+            except OSError:
+                pass
 
-    def result(self) -> dict[str, Any]:
-        """Returns the result of an execution that has ended."""
-        if self._result is not None:
-            return self._result
+    def answer(self) -> bytes:
+        """Returns the line that tells the result of an execution that has ended."""
+        if self._answer:
+            return self._answer
         try:
             with open_regular(os.path.join(self.folder, _RESULT)) as file:
-                return dict(json.loads(file.read(_MAX_RESULT_BYTES)))
-        except (OSError, ValueError):  # a tool of the runner's own user took it away
+                answer = file.read(_MAX_RESULT_BYTES)
+        except OSError:  # a tool of the runner's own user took it away,
             return LOST
+        return answer if answer.find(b"\n") == len(answer) - 1 >= 0 else LOST  # or put another there
 
     def forget(self) -> None:
         """Removes all that is kept of an execution that has ended."""
@@ -192,8 +193,11 @@ class Execution:
             pass  # there was none
 
     def chunk(self, offset: int) -> tuple[str, int]:
-        """Returns output from an offset on, see `output.read_chunk`."""
-        return read_chunk(self.output_path, offset, bool(self.outcome))
+        """Returns output from an offset on, see `output.chunk_of`."""
+        held = self._output.held if self._output is not None else self._held
+        if held is None or self.stored:
+            return read_chunk(self.output_path, offset, bool(self.outcome))
+        return chunk_of(held[offset:], offset, bool(self.outcome))
 
 
 def _contents(descriptor: int, limit: int) -> bytes | None:

@@ -12,28 +12,30 @@ from .config import CHUNK_BYTES
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 
 
+MEMORY_BYTES = 4 << 10  # an output up to this has no file
+
+
 class Output:
     """The output of one execution. Memory stays under three text limits however much is written."""
 
     def __init__(self, path: str, text_limit: int, file_limit: int) -> None:
-        """Creates the file. A full disk is no error: the file then stays shorter than the output."""
+        """Creates nothing yet. A full disk is no error: the file then stays shorter than the output."""
         self.path = path
         self.total = 0
         self.stored = 0
         self._head_limit = text_limit // 2
         self._tail_limit = text_limit - self._head_limit
         self._file_limit = file_limit
+        self._memory = min(MEMORY_BYTES, self._head_limit)
         self._head = bytearray()
         self._tail = bytearray()
-        try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except OSError:
-            self._file = -1
+        self._file: int | None = None  # none yet; -1 when there is no more to be written
 
     def write(self, data: bytes) -> None:
         """Takes the next bytes."""
         self.total += len(data)
-        self._store(data)
+        if self.total > self._memory:
+            self._store(data)
         room = self._head_limit - len(self._head)
         if room > 0:
             self._head += data[:room]
@@ -43,6 +45,9 @@ class Output:
             del self._tail[: -self._tail_limit]
 
     def _store(self, data: bytes) -> None:
+        if self._file is None:
+            self._file = self._created()
+            data = bytes(self._head) + data
         data = data[: self._file_limit - self.stored]
         if self._file < 0 or not data:
             return
@@ -51,11 +56,23 @@ class Output:
         except OSError:  # the disk is full: what is stored stays readable, the result has head and tail
             self.close()
 
+    def _created(self) -> int:
+        try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError:
+            return -1
+
     def close(self) -> None:
         """Closes the file. Idempotent."""
-        if self._file >= 0:
+        if self._file is not None and self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    @property
+    def held(self) -> bytes | None:
+        """The whole output, as long as it has no file."""
+        return bytes(self._head) if self.total <= self._memory else None
 
     @property
     def truncated(self) -> bool:
@@ -109,18 +126,23 @@ def open_regular(path: str) -> IO[bytes]:
 
 
 def read_chunk(path: str, offset: int, ended: bool) -> tuple[str, int]:
-    """Reads on from an offset: whole characters, at most `CHUNK_BYTES`, and where the next chunk starts.
-
-    Nothing new is `("", offset)`. A character that is not complete waits for its rest until the output has ended.
-    """
+    """Reads on from an offset of a file, see `chunk_of`. A file that is not there has nothing new."""
     try:
         with open_regular(path) as file:
             file.seek(offset)
             data = file.read(CHUNK_BYTES)
-            more = len(data) == CHUNK_BYTES
     except OSError:  # removed to make room: the result still tells head and tail
         return "", offset
-    if more or not ended:
+    return chunk_of(data, offset, ended)
+
+
+def chunk_of(data: bytes, offset: int, ended: bool) -> tuple[str, int]:
+    """Returns whole characters, at most `CHUNK_BYTES` of what comes at an offset, and where the next chunk starts.
+
+    Nothing new is `("", offset)`. A character that is not complete waits for its rest until the output has ended.
+    """
+    data = data[:CHUNK_BYTES]
+    if len(data) == CHUNK_BYTES or not ended:
         data = data[: len(data) - _open_bytes(data)]
     text = data.decode("utf-8", "replace")
     while len(text.encode("utf-8")) > CHUNK_BYTES:  # U+FFFD is three bytes long

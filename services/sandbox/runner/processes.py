@@ -6,10 +6,11 @@ subreaper, so an orphan becomes its child. What belongs to no running execution 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 MARK = "HANDMESH_MARK"
 _SET_DUMPABLE, _CAPBSET_DROP, _SET_CHILD_SUBREAPER = 4, 24, 36
@@ -34,14 +35,37 @@ def offer_to_oom_killer() -> None:
         pass  # no such file in some sandboxes; the largest process is chosen there
 
 
-def become(uid: int) -> None:
-    """Turns this process into one of a user without any capability, for good."""
+def give_up_groups() -> None:
+    """Leaves every group, and keeps all that comes below this process from ever gaining a capability."""
     capability = 0
     while _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
     os.setgroups([])
+
+
+def become(uid: int) -> None:
+    """Turns this process into one of a user without any capability, for good."""
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
+
+
+@contextlib.contextmanager
+def really(uid: int | None) -> Iterator[None]:
+    """Makes a user the real one of this process for a moment, in which it goes on to act as itself.
+
+    A child that is spawned meanwhile and resets its ids becomes that user's, and its limits can be set.
+    """
+    if uid is None:
+        yield
+        return
+    own, group = os.getuid(), os.getgid()
+    os.setresgid(uid, -1, -1)
+    os.setresuid(uid, -1, -1)
+    try:
+        yield
+    finally:
+        os.setresuid(own, -1, -1)
+        os.setresgid(group, -1, -1)
 
 
 def oom_kills(files: tuple[str, ...]) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .output import clean
 
-LOST: dict[str, Any] = {"text": "the result of this execution was lost", "outcome": "UNKNOWN", "seconds": 0.0}
+LOST = b'{"result": {"text": "the result of this execution was lost", "outcome": "UNKNOWN", "seconds": 0.0}}\n'
 
 
 class Ending(NamedTuple):

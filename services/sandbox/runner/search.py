@@ -1,166 +1,183 @@
-"""The search tools: glob and grep. Bounded in entries and output; links to directories are not followed."""
+"""The search tools: glob and grep. Bounded in entries, time and output; links to directories are not followed.
+
+grep asks ripgrep where the sandbox has it, and else walks by itself: the same lines, in the same order and form.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import stat
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from .files import Answer, ToolFailed, _absolute
+from . import ripgrep
+from .files import Answer, ToolFailed, absolute, checked, failures
 
 MAX_ENTRIES = 50_000
 MAX_RESULTS = 200
 MAX_GREP_BYTES = 100 << 10
 MAX_LINE_CHARACTERS = 2_000
-_MAX_FILE_BYTES = 16 << 20
+_GREP_CPU_SECONDS = 25  # below what a file tool may have, so that it can still say what happened
 _SKIPPED = frozenset({".git", "node_modules"})
+_NO_MATCH = "no matches"
+_MAGIC = re.compile(r"[*?\[{]")
+_POSIX = {
+    "alnum": "0-9A-Za-z",
+    "alpha": "A-Za-z",
+    "blank": r"\t ",
+    "digit": "0-9",
+    "lower": "a-z",
+    "punct": r"!-/:-@\[-`{-~",
+    "space": r"\s",
+    "upper": "A-Z",
+    "word": r"\w",
+    "xdigit": "0-9A-Fa-f",
+}
 
 
 def glob(workspace: str, given: dict[str, Any]) -> Answer:
-    """Lists the files under a directory that a pattern matches, newest first."""
+    """Lists the files and directories under a directory that a pattern matches, newest first."""
     pattern = given["pattern"]
-    if pattern.startswith("/") or ".." in pattern.split("/") or "\0" in pattern:
-        raise ToolFailed("the pattern must be relative and without `..`; say where to look by `path`")
-    root = _directory(workspace, given)
-    matches = _compiled(pattern).fullmatch
-    found: list[tuple[float, str]] = []
-    entries, complete = _walk(root, skip=frozenset())
-    for entry in entries:
-        if matches(os.path.relpath(entry.path, root)):
-            found.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    if pattern.startswith("/"):
+        raise ToolFailed("glob: absolute pattern not permitted; pass a relative pattern (and optionally path)")
+    if ".." in pattern.split("/") or "\0" in pattern:
+        raise ToolFailed("glob: '..' is not permitted in the pattern")
+    root = absolute(workspace, given.get("path") or workspace)
+    if not os.path.isdir(root):
+        raise ToolFailed(f"glob: {given.get('path')}: not a directory")
+    names = [name for name in pattern.split("/") if name not in ("", ".")]
+    while len(names) > 1 and not _MAGIC.search(names[0]):  # so that a big neighbour is not walked through
+        root = os.path.join(root, names.pop(0))
+    matches = _compiled("/".join(names)).fullmatch
+    entries = Walk(root, frozenset(), None if "**" in pattern or "{" in pattern else len(names))
+    found = [(_changed(entry), entry.path) for entry in entries if matches(os.path.relpath(entry.path, root))]
     found.sort(key=lambda item: (-item[0], item[1]))
-    lines = [path for _, path in found[:MAX_RESULTS]]
+    lines = [path for _, path in found[:MAX_RESULTS]] or [_NO_MATCH]
     if len(found) > MAX_RESULTS:
-        lines.append(f"[{len(found) - MAX_RESULTS} more files match; the {MAX_RESULTS} newest are listed]")
-    if not complete:
+        lines.append(f"[{len(found) - MAX_RESULTS} more match; the {MAX_RESULTS} newest are listed]")
+    if not entries.complete:
         lines.append(f"[stopped after {MAX_ENTRIES} entries; look in a smaller directory]")
-    return Answer("\n".join(lines) or "(no files match)")
+    return Answer("\n".join(lines))
 
 
 def grep(workspace: str, given: dict[str, Any]) -> Answer:
-    """Lists the lines that a regular expression matches as `path:number:line`."""
-    root = _absolute(workspace, given["path"]) if given.get("path") else workspace
-    if not os.path.exists(root):
-        raise ToolFailed(f"{root} does not exist")
-    tool = _ripgrep()
-    text = _by_ripgrep(tool, given["pattern"], root) if tool else _by_walking(given["pattern"], root)
-    return Answer(text or "(no matches)")
+    """Lists the lines that a regular expression matches as `path:number:line`, in the order of their paths."""
+    root = absolute(workspace, given.get("path") or workspace)
+    with failures("grep", given.get("path") or root):
+        if not os.path.isdir(root):
+            os.close(checked(root, os.O_RDONLY))
+    with _limited():
+        program = ripgrep.find()
+        if program is not None:
+            try:
+                return Answer(_told(ripgrep.search(program, given["pattern"], root)))
+            except ripgrep.Refused as refusal:  # it may be what Python takes: a look-around, a back-reference
+                try:
+                    re.compile(given["pattern"])
+                except re.error:
+                    raise ToolFailed(f"grep: invalid regex: {refusal}") from None
+        return _by_walking(given["pattern"], root)
 
 
-def _ripgrep() -> str | None:
-    for folder in os.environ.get("PATH", "").split(":"):
-        path = os.path.join(folder, "rg")
-        if os.access(path, os.X_OK) and os.path.isfile(path):
-            return path
-    return None
+@contextmanager
+def _limited() -> Iterator[None]:
+    """Ends what takes too much time of the processor: Python's regular expressions go back and forth."""
 
+    def end(*_: object) -> None:
+        raise ToolFailed(f"grep: timed out after {_GREP_CPU_SECONDS} s; look in a smaller directory")
 
-def _by_ripgrep(tool: str, pattern: str, root: str) -> str:
-    import subprocess  # here, for the runner itself does without
-
-    argv = [tool, "--no-config", "--line-number", "--no-heading", "--with-filename", "--color=never", "--hidden"]
-    argv += [
-        "--no-ignore",
-        "--no-messages",
-        "--glob=!.git",
-        "--glob=!node_modules",
-        f"--max-columns={MAX_LINE_CHARACTERS}",
-    ]
-    with subprocess.Popen(
-        [*argv, "-e", pattern, "--", root],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        data = process.stdout.read(MAX_GREP_BYTES + 1)
-        process.stdout.close()  # with more to say, ripgrep ends itself now
-        complaint = process.stderr.read(MAX_GREP_BYTES)
-    if process.returncode == 2 and not data:
-        raise ToolFailed(complaint.decode("utf-8", "replace").strip())
-    return _cut(data.decode("utf-8", "replace").splitlines())
-
-
-def _by_walking(pattern: str, root: str) -> str:
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, _GREP_CPU_SECONDS)
     try:
-        search = re.compile(pattern).search
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def _by_walking(pattern: str, root: str) -> Answer:
+    try:
+        search = re.compile(_with_posix_classes(pattern)).search
     except re.error as error:
-        raise ToolFailed(f"the pattern is no regular expression: {error}") from None
+        raise ToolFailed(f"grep: invalid regex: {error}") from None
+    entries = Walk(root, _SKIPPED, None)
+    paths = (entry.path for entry in entries if entry.is_file(follow_symlinks=False)) if os.path.isdir(root) else [root]
+    text = _told(
+        (path, number, line) for path in paths for number, line in enumerate(_lines_of(path), 1) if search(line)
+    )
+    return Answer(text if entries.complete else f"{text}\n[stopped after {MAX_ENTRIES} entries; look in a smaller one]")
+
+
+def _told(matches: Iterable[tuple[str, int, str]]) -> str:
     lines: list[str] = []
     size = 0
-    for path in _text_files(root):
-        for number, line in enumerate(_lines_of(path), 1):
-            if len(line) > MAX_LINE_CHARACTERS or not search(line):
-                continue
-            lines.append(f"{path}:{number}:{line}")
-            size += len(lines[-1])
-            if size > MAX_GREP_BYTES:
-                return _cut(lines)
-    return "\n".join(lines)
-
-
-def _cut(lines: list[str]) -> str:
-    size = 0
-    for index, line in enumerate(lines):
-        size += len(line) + 1
+    for path, number, line in matches:
+        more = len(line) - MAX_LINE_CHARACTERS
+        cut = f"{line[:MAX_LINE_CHARACTERS]} [... {more} more characters]" if more > 0 else line
+        lines.append(f"{path}:{number}:{cut}")
+        size += len(lines[-1].encode("utf-8", "replace")) + 1
         if size > MAX_GREP_BYTES:
-            return "\n".join(lines[:index]) + f"\n[more lines match; {MAX_GREP_BYTES} bytes is the most]"
-    return "\n".join(lines)
+            lines[-1] = f"[output truncated at {MAX_GREP_BYTES} bytes; more lines match]"
+            break
+    return "\n".join(lines) or _NO_MATCH
 
 
-def _text_files(root: str) -> Iterator[str]:
-    if os.path.isfile(root):
-        yield root
-        return
-    entries, _ = _walk(root, skip=_SKIPPED)
-    for entry in entries:
-        if entry.stat(follow_symlinks=False).st_size <= _MAX_FILE_BYTES:
-            yield entry.path
+def _with_posix_classes(pattern: str) -> str:
+    """Writes `[[:alpha:]]` so that Python understands it, which it does not by itself, and does not say either."""
+    return re.sub(r"\[:(\w+):\]", lambda found: _POSIX.get(found.group(1), found.group(0)), pattern)
 
 
 def _lines_of(path: str) -> list[str]:
-    """Reads a text file; what is binary, or may not be read, has no lines."""
+    """Reads a file's lines without their ends."""
+    data = ripgrep.text_of(path)
+    lines = data.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return [ripgrep.line_of(line) for line in lines]
+
+
+def _changed(entry: os.DirEntry[str]) -> float:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return []
-            data = file.read(_MAX_FILE_BYTES)
+        return entry.stat(follow_symlinks=False).st_mtime
     except OSError:
-        return []
-    return [] if b"\0" in data[:8192] else data.decode("utf-8", "replace").splitlines()
+        return 0.0  # gone meanwhile
 
 
-def _directory(workspace: str, given: dict[str, Any]) -> str:
-    root = _absolute(workspace, given["path"]) if given.get("path") else workspace
-    if not os.path.isdir(root):
-        raise ToolFailed(f"{root} is not a directory")
-    return root
+class Walk:
+    """What is under a directory, each directory before what is in it, by name. `complete` tells whether it was all."""
 
+    def __init__(self, root: str, skip: frozenset[str], depth: int | None) -> None:
+        """Goes `depth` levels deep, all if None, and not into directories of these names."""
+        self.complete = True
+        self._root, self._skip, self._depth = root, skip, depth
 
-def _walk(root: str, skip: frozenset[str]) -> tuple[list[os.DirEntry[str]], bool]:
-    """Returns the regular files under a directory in a fixed order, and whether these are all."""
-    files: list[os.DirEntry[str]] = []
-    seen = 0
-    queue = [root]
-    while queue:
-        try:
-            with os.scandir(queue.pop()) as scan:
-                entries = sorted(scan, key=lambda entry: entry.name)
-        except OSError:
-            continue  # gone meanwhile, or not ours to read
-        for entry in entries:
+    def __iter__(self) -> Iterator[os.DirEntry[str]]:
+        """Yields entries. Stops behind `MAX_ENTRIES`."""
+        seen = 0
+        open_now = [iter(_scan(self._root))]
+        while open_now:
+            entry = next(open_now[-1], None)
+            if entry is None:
+                open_now.pop()
+                continue
             seen += 1
             if seen > MAX_ENTRIES:
-                return files, False
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name not in skip:
-                    queue.append(entry.path)
-            elif entry.is_file(follow_symlinks=False):
-                files.append(entry)
-    return files, True
+                self.complete = False
+                return
+            yield entry
+            deeper = self._depth is None or len(open_now) < self._depth
+            if deeper and entry.is_dir(follow_symlinks=False) and entry.name not in self._skip:
+                open_now.append(iter(_scan(entry.path)))
+
+
+def _scan(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as scan:
+            return sorted(scan, key=lambda entry: os.fsencode(entry.name))
+    except OSError:
+        return []  # gone meanwhile, or not ours to read
 
 
 def _compiled(pattern: str) -> re.Pattern[str]:
@@ -189,4 +206,4 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile("".join(out), re.DOTALL)
     except re.error:
-        raise ToolFailed(f"the pattern {pattern!r} is no glob") from None
+        raise ToolFailed(f"glob: the pattern {pattern!r} is no glob") from None

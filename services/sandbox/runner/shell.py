@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 
-GO_FD, ORDER_FD, STATE_FD, SIDE_FD = 216, 217, 218, 219  # far from what commands use
+PATH = "/bin/bash"
+DESCRIPTORS = GO_FD, ORDER_FD, STATE_FD, SIDE_FD = 216, 217, 218, 219  # far from what commands use
 MAX_STATE_BYTES = 1 << 20
 
 _SAVE = (
@@ -18,9 +19,11 @@ _SAVE = (
     f'{{ printf "cd -- %q\\n" "$PWD"; umask -p; declare -p; declare -f; }} >&{SIDE_FD}; fi; '
     "exit $__handmesh_code"
 )
-# It starts before there is a command, waits for a byte, and says by a byte that it has begun. Saves by the trap when
-# the command exits, and after `eval` when the command has replaced the trap.
+# It starts before there is a command, offers itself to the kernel's killer before the runner, waits for a byte, and
+# says by a byte that it has begun. Saves by the trap when the command exits, and after `eval` when the command has
+# replaced the trap.
 _PRELUDE = (
+    "{ echo 1000 >/proc/self/oom_score_adj; cd -- %s || cd /; } 2>/dev/null; "
     f"IFS= read -r -N 1 __handmesh_go <&{GO_FD} || exit 127; printf . >&{SIDE_FD}; "
     f". /proc/self/fd/{STATE_FD} 2>/dev/null; "
     f'IFS= read -r -d "" __handmesh_command </proc/self/fd/{ORDER_FD}; '
@@ -29,7 +32,16 @@ _PRELUDE = (
     "trap '{ eval \"$__handmesh_save\"; } 2>/dev/null' EXIT; "
     'eval "$__handmesh_command"; { eval "$__handmesh_save"; } 2>/dev/null'
 )
-ARGV = ("bash", "--noprofile", "--norc", "-c", _PRELUDE)
+
+# The name of a limit -> the flag of `ulimit`, and its unit.
+_LIMITS = {
+    "core": ("c", 1024),
+    "data": ("d", 1024),
+    "fsize": ("f", 1024),
+    "memlock": ("l", 1024),
+    "nofile": ("n", 1),
+    "nproc": ("u", 1),
+}
 
 # Variables that bash keeps itself, and ours: not part of the state.
 _OWN = re.compile(
@@ -39,6 +51,16 @@ _OWN = re.compile(
 )
 
 
+def arguments(workspace: str, limits: dict[str, int]) -> list[str]:
+    """Returns the arguments of a bash that limits itself for good and waits for its order.
+
+    `limits` are those of `setrlimit`, without RLIMIT_ and in lower case; sizes in bytes, of which it takes whole KiB.
+    """
+    flags = " ".join(f"-{_LIMITS[name][0]} {value // _LIMITS[name][1]}" for name, value in limits.items())
+    prelude = f"ulimit {flags} || exit 127; {_PRELUDE}" if flags else _PRELUDE
+    return ["bash", "--noprofile", "--norc", "-c", prelude.replace("%s", _quoted(workspace), 1)]
+
+
 def kept(saved: bytes) -> bytes:
     """Strips a saved state of what must not be restored."""
     return b"\n".join(line for line in saved.split(b"\n") if not _OWN.match(line))
@@ -46,4 +68,8 @@ def kept(saved: bytes) -> bytes:
 
 def fresh(workspace: str) -> bytes:
     """Returns the state of a shell in which nothing has run."""
-    return b"cd -- '" + workspace.replace("'", "'\\''").encode() + b"'\n"
+    return f"cd -- {_quoted(workspace)}\n".encode()
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from .config import Config
 
-OUTPUTS = "outputs"  # in the workspace: where people look for what an agent has made
 MAX_ANSWER_BYTES = 30 << 20
-_HIGH_FD = 300  # above every descriptor that a child is given
 _PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
+_F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2
+_SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT)
 _CPU_SECONDS = 30  # of a file tool: a regular expression can take for ever
 _GUEST_CPU_SECONDS = 120  # of a transfer
 
@@ -39,38 +39,66 @@ FILE_TOOLS: dict[str, Callable[[str, dict[str, Any]], files.Answer]] = {
 }
 
 
+class Nest:
+    """Where processes are made ahead: what is the same for all of them."""
+
+    def __init__(self, config: Config) -> None:
+        """Keeps the numbers of the descriptors that children are given, so that none of the runner's own has one."""
+        self.config = config
+        self.null = os.open(os.devnull, os.O_RDONLY)
+        while self.null <= 2:  # the standard ones are there, whoever has started the runner
+            self.null = os.dup(self.null)
+        os.set_inheritable(self.null, False)
+        for number in shell.DESCRIPTORS:
+            os.dup2(self.null, number, inheritable=False)
+        self.limits: dict[str, int] = {}
+        for name, value in config.rlimits.items():
+            most = resource.getrlimit(_limit(name))[1]
+            self.limits[name] = value if most == resource.RLIM_INFINITY else min(value, most)
+        self.shell = shell.arguments(config.workspace, self.limits)
+
+
+def _limit(name: str) -> int:
+    kind: int = getattr(resource, "RLIMIT_" + name.upper())
+    return kind
+
+
 class Spare:
     """A process that waits for its order. `pipe` is the read end of its output, not blocking."""
 
-    def __init__(self, config: Config, shell_wanted: bool, mark: str) -> None:
-        """Makes a bash or, for the file tools, a fork of the runner. Raises OSError when no process can be made."""
+    def __init__(self, nest: Nest, shell_wanted: bool, mark: str, alone: bool) -> None:
+        """Makes a bash or, for the file tools, a fork of the runner. Raises OSError when no process can be made.
+
+        `alone` says that no tool runs. A bash is then spawned in half the time of a fork; but the runner sleeps until
+        that process is a bash, and a tool that stops all it can reach could make it sleep for ever.
+        """
         self.mark = mark
         self.is_shell = shell_wanted
-        self.side = os.memfd_create("side", os.MFD_CLOEXEC)  # a byte at the start, then its state or its answer
+        self.side = os.memfd_create("side", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)  # a byte, then its state or answer
+        fcntl.fcntl(self.side, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # who has begun cannot deny it
         self._order = os.memfd_create("order", os.MFD_CLOEXEC)
         self._state = os.memfd_create("state", os.MFD_CLOEXEC)
         go, self._go = os.pipe()
         self.pipe, output = os.pipe()
-        null = os.open(os.devnull, os.O_RDONLY)
         os.set_blocking(self.pipe, False)
         try:
             fcntl.fcntl(output, _F_SETPIPE_SZ, _PIPE_BYTES)
         except OSError:
             pass  # over the user's quota of pipe memory: the usual 64 KiB do as well
-        given = {0: null, 1: output, 2: output, shell.GO_FD: go, shell.ORDER_FD: self._order, shell.SIDE_FD: self.side}
-        env = {**config.env, processes.MARK: mark}
-        if shell_wanted:
-            given[shell.STATE_FD] = self._state
+        given = {0: nest.null, 1: output, 2: output, shell.GO_FD: go}
+        given.update({shell.ORDER_FD: self._order, shell.STATE_FD: self._state, shell.SIDE_FD: self.side})
+        env = {**nest.config.env, processes.MARK: mark}
         try:
-            self.pid = os.fork()
-            if not self.pid:
-                _child(config, given, lambda: _begin(config, env, shell_wanted))
+            if not shell_wanted:
+                self.pid = _fork(nest, given, env, _be_file_tool)
+            else:
+                self.pid = (_spawn(nest, given, env) if alone else 0) or _fork(nest, given, env, _be_bash)
         except OSError:
             self.pid = 0
             self.drop()
             raise
         finally:
-            for descriptor in (go, output, null):
+            for descriptor in (go, output):
                 os.close(descriptor)
 
     def give(self, order: bytes, state: bytes) -> bool:
@@ -95,78 +123,69 @@ class Spare:
             os.close(descriptor)
 
 
-def _child(
-    config: Config, given: dict[int, int], body: Callable[[], None], load: Callable[[], None] = lambda: None
-) -> None:
-    """Runs in the child and never returns. What goes wrong is said on standard error; the exit code is 127.
-
-    `load` is called first, while the runner's own files can be read.
-    """
+def _spawn(nest: Nest, given: dict[int, int], env: dict[str, str]) -> int:
+    """Makes a bash without copying the runner. Returns its pid, 0 where that is not possible."""
+    uid = nest.config.tool_uid
+    actions = [(os.POSIX_SPAWN_DUP2, source, target) for target, source in given.items()]
     try:
-        load()
-        _prepare(config, given)
-        body()
+        with processes.really(uid):
+            return os.posix_spawn(
+                shell.PATH,
+                nest.shell,
+                env,
+                file_actions=actions,
+                resetids=uid is not None,
+                setsid=True,
+                setsigdef=_SIGNALS,
+            )
+    except (FileNotFoundError, NotImplementedError):  # no bash, or a C library that makes no sessions
+        return 0
+
+
+def _fork(nest: Nest, given: dict[int, int], env: dict[str, str], body: Callable[[Nest, dict[str, str]], None]) -> int:
+    """Makes a copy of the runner that becomes something else. Returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:  # in the child; what goes wrong is said on standard error, and the exit code is 127
+        _prepare(nest, given)
+        body(nest, env)
     except BaseException as error:
         os.write(2, f"{type(error).__name__}: {error}".encode("utf-8", "replace"))
     finally:
         os._exit(127)
 
 
-def _prepare(config: Config, given: dict[int, int]) -> None:
+def _prepare(nest: Nest, given: dict[int, int]) -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     processes.offer_to_oom_killer()
-    _hand_over(given)
-    for name, value in config.rlimits.items():
-        kind = getattr(resource, "RLIMIT_" + name.upper())
-        most = resource.getrlimit(kind)[1]
-        value = value if most == resource.RLIM_INFINITY else min(value, most)
-        resource.setrlimit(kind, (value, value))
-    if config.tool_uid is not None:
-        processes.become(config.tool_uid)
+    for target, source in given.items():
+        os.dup2(source, target, inheritable=True)
+    low, high = min(shell.DESCRIPTORS), max(shell.DESCRIPTORS)
+    os.closerange(3, low)
+    os.closerange(high + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for name, value in nest.limits.items():
+        resource.setrlimit(_limit(name), (value, value))
+    if nest.config.tool_uid is not None:
+        processes.become(nest.config.tool_uid)
     try:
-        os.chdir(config.workspace)
+        os.chdir(nest.config.workspace)
     except OSError:
         os.chdir("/")
 
 
-def _hand_over(given: dict[int, int]) -> None:
-    """Gives the child exactly these descriptors; everything else of the runner is closed."""
-    high = {target: fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, _HIGH_FD) for target, source in given.items()}
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in high.values():
-            try:
-                os.close(int(name))
-            except OSError:
-                pass  # the one that listed them
-    for target, source in high.items():
-        os.dup2(source, target, inheritable=True)
-        os.close(source)
-
-
-def _begin(config: Config, env: dict[str, str], shell_wanted: bool) -> None:
-    if env[processes.MARK] == "1":  # the first process that is the tools' user
-        try:
-            os.mkdir(os.path.join(config.workspace, OUTPUTS))
-        except OSError:
-            pass  # there already, or no room; it is a convenience
-    if shell_wanted:
-        _be_shell(env)
-    else:
-        _be_file_tool(config, env)
-
-
-def _be_shell(env: dict[str, str]) -> None:
+def _be_bash(nest: Nest, env: dict[str, str]) -> None:
     try:
-        os.execve("/bin/bash", shell.ARGV, env)
+        os.execve(shell.PATH, nest.shell, env)
     except FileNotFoundError:
         os.read(shell.GO_FD, 1)
         os.write(2, b"this sandbox has no /bin/bash")
 
 
-def _be_file_tool(config: Config, env: dict[str, str]) -> None:
+def _be_file_tool(nest: Nest, env: dict[str, str]) -> None:
     if not os.read(shell.GO_FD, 1):
         os._exit(0)  # the runner has ended
     os.write(shell.SIDE_FD, b".")  # it has begun
@@ -176,7 +195,7 @@ def _be_file_tool(config: Config, env: dict[str, str]) -> None:
     order = json.loads(os.pread(shell.ORDER_FD, os.fstat(shell.ORDER_FD).st_size, 0))
     answer: dict[str, Any]
     try:
-        said = FILE_TOOLS[order["name"]](config.workspace, order["input"])
+        said = FILE_TOOLS[order["name"]](nest.config.workspace, order["input"])
         answer = {"text": said.text, "blocks": said.blocks, "failed": False}
     except files.ToolFailed as failure:
         answer = {"text": str(failure), "failed": True}
@@ -191,30 +210,18 @@ def _be_file_tool(config: Config, env: dict[str, str]) -> None:
     os._exit(1 if answer["failed"] else 0)
 
 
-def guest(config: Config, caller: socket.socket, request: dict[str, Any]) -> int:
+def guest(nest: Nest, caller: socket.socket, request: dict[str, Any]) -> int:
     """Makes a process that serves a transfer, and returns its number. Raises OSError when none can be made."""
-    null = os.open(os.devnull, os.O_RDWR)
+    pid = os.fork()
+    if pid:
+        return pid
     try:
-        pid = os.fork()
-        if not pid:
-            given = {0: null, 1: null, 2: null, shell.GO_FD: caller.fileno()}
-            _child(config, given, lambda: _be_guest(config, request), lambda: _load(request))
+        from . import transfers
+
+        transfers.load(request["do"])  # now, while what the runner lies in can be read
+        null = nest.null
+        _prepare(nest, {0: null, 1: null, 2: null, shell.GO_FD: caller.fileno()})
+        resource.setrlimit(resource.RLIMIT_CPU, (_GUEST_CPU_SECONDS, _GUEST_CPU_SECONDS))
+        transfers.serve(shell.GO_FD, nest.config.workspace, request)
     finally:
-        os.close(null)
-    return pid
-
-
-def _load(request: dict[str, Any]) -> None:
-    from . import transfers
-
-    transfers.load(request["do"])
-
-
-def _be_guest(config: Config, request: dict[str, Any]) -> None:
-    import socket
-
-    from . import transfers
-
-    resource.setrlimit(resource.RLIMIT_CPU, (_GUEST_CPU_SECONDS, _GUEST_CPU_SECONDS))
-    transfers.serve(socket.socket(fileno=shell.GO_FD), config.workspace, request)
-    os._exit(0)
+        os._exit(0)  # what went wrong, the caller sees from a connection that ends

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from . import tree
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator
 
 FRAME_BYTES = 64 << 10
@@ -104,10 +104,10 @@ def load(operation: str) -> None:
         from . import archives, packing  # noqa: F401 - while the archive that this lies in can still be read
 
 
-def serve(caller: socket.socket, workspace: str, request: dict[str, Any]) -> None:
+def serve(descriptor: int, workspace: str, request: dict[str, Any]) -> None:
     """Answers a request to its end. What the caller must know is said, the rest ends the process."""
     signal.alarm(SECONDS)
-    peer = Peer(caller)
+    peer = Peer(socket.socket(fileno=descriptor))
     operation, takes = _OPERATIONS[request["do"]]
     content = peer.frames() if takes else iter(())
     if takes:

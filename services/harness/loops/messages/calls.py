@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
-from services.harness.core import ToolResult, ToolSpec
+from services.harness.core import ToolResult
 from services.harness.journal import Journal
-from services.harness.loops.messages.core import LookUpTools, RunCall
+from services.harness.loops.messages.core import LookUpTools, RunCall, routes_of
+from services.harness.loops.messages.offers import offered
 from services.harness.loops.messages.state import Call, State
 from services.harness.ports import Ports
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
@@ -35,22 +35,26 @@ class Calls:
     async def look_up(self, wanted: LookUpTools) -> None:
         """Asks for tools and says what there is. A hand or server that fails offers none in this turn."""
         epoch, head = self._journal.epoch, self._state().head
-        config = self._state().config
-        events = []
-        for hand in wanted.hands:
-            spec = config.hand_specs[config.hands.index(hand)]
-            try:
-                tools = await self._ports.hands.tools(spec)
-            except ServiceError as problem:
-                events.append(codec.offered(epoch, head, hand, (), failed=True))
-                events.append(self._raised("hand", hand, problem))
-            else:
-                prefix = f"{hand}__" if len(config.hands) > 1 else ""
-                events.append(codec.offered(epoch, head, hand, [_named(tool, prefix) for tool in tools]))
+        asked = [self._hand(hand, epoch, head) for hand in wanted.hands]
         if wanted.servers:
-            events.extend(await self._servers(wanted.servers, epoch, head))
-        for event in events:
-            await self._journal.say(event)
+            asked.append(self._servers(wanted.servers, epoch, head))
+        for events in await asyncio.gather(*asked):
+            for event in events:
+                await self._journal.say(event)
+
+    async def _hand(self, hand: str, epoch: int, head: int) -> list[Event]:
+        config = self._state().config
+        try:
+            toolbox = await self._ports.hands.tools(config.hand_specs[config.hands.index(hand)])
+        except ServiceError as problem:
+            return [codec.offered(epoch, head, hand, (), failed=True), self._raised("hand", hand, problem)]
+        specs, left_out = offered(hand, len(config.hands) > 1, toolbox)
+        events = [codec.offered(epoch, head, hand, specs)]
+        for number, name in enumerate(left_out):
+            said = f"{hand}: its tool {name[:200]!r} was left out: its name is taken, or the model's API refuses it"
+            about = f"{hand}-{number}"
+            events.append(codec.error_raised(epoch, head, "hand", "TOOL_SCHEMA_INVALID", said, False, about))
+        return events
 
     async def _servers(self, wanted: tuple[str, ...], epoch: int, head: int) -> list[Event]:
         try:
@@ -95,19 +99,18 @@ class Calls:
             await self._journal.say(event)
 
     def _waiting_for(self, hand: str) -> list[Call]:
-        offer = self._state().offers.get(hand)
-        names = {spec.name for spec in offer.tools} if offer else set()
-        return [call for call in self._state().calls.values() if call.result is None and call.call.name in names]
+        names = {name for name, route in routes_of(self._state()).items() if route[0] == hand}
+        calls = self._state().calls.values()
+        return [it for it in calls if it.result is None and it.started is None and it.call.name in names]
 
     async def run(self, run: RunCall) -> None:
         """Says that a call starts, sends it, and says what came back."""
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         result = await self._execute(run)
-        events = [codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result))]
-        if result.outcome == "GONE" and run.sandbox_id:
-            events.append(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
-        await self._journal.say(*events)
+        if result.outcome == "GONE" and run.sandbox_id:  # several calls may find that out: it is said once
+            await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
+        await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
 
     async def _execute(self, run: RunCall) -> ToolResult:
         deadline = self._ports.now() + TRY_AGAIN_SECONDS
@@ -163,13 +166,11 @@ class Calls:
                     await self._ports.servers.cancel(self._journal.grant, call.call.id)
                     return told
                 await self._ports.hands.cancel(started.sandbox_id, call.call.id, self._journal.epoch)
-                tool = call.call.name.partition("__")[2] or call.call.name
+                route = routes_of(self._state()).get(call.call.name)
+                if route is None:
+                    return told
                 return await self._ports.hands.execute(
-                    started.sandbox_id, tool, call.call.input, call.call.id, self._journal.epoch
+                    started.sandbox_id, route[1], call.call.input, call.call.id, self._journal.epoch
                 )
         except (TimeoutError, ServiceError):
             return told
-
-
-def _named(tool: ToolSpec, prefix: str) -> ToolSpec:
-    return replace(tool, name=prefix + tool.name)

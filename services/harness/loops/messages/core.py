@@ -59,13 +59,6 @@ class LookUpTools:
 
 
 @dataclass(frozen=True, slots=True)
-class Provision:
-    """Make a sandbox for each of the hands."""
-
-    hands: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RunCall:
     """Send a call to its hand, or again to the hand that has it already (`started`)."""
 
@@ -79,9 +72,13 @@ class RunCall:
 
 @dataclass(frozen=True, slots=True)
 class RunCalls:
-    """Run these calls, all at once."""
+    """Run these calls, and make a sandbox for each hand that other calls wait for, all at once.
+
+    So a hand that is slow to come, or never comes, holds up no call of another one.
+    """
 
     calls: tuple[RunCall, ...]
+    provision: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +103,7 @@ class Rest:
     why: str
 
 
-Action = (
-    EndTurn | FinishCall | AskConfirmation | AskClient | LookUpTools | Provision | RunCalls | Settle | AskModel | Rest
-)
+Action = EndTurn | FinishCall | AskConfirmation | AskClient | LookUpTools | RunCalls | Settle | AskModel | Rest
 
 
 def decide(state: State) -> Action:
@@ -171,10 +166,10 @@ def _advance(state: State, waiting: tuple[Call, ...]) -> Action:
             runs.append(step)
         elif step is not None:
             return step
-    bare = tuple(sorted({run.hand for run in runs if run.hand in state.config.hands and not run.sandbox_id}))
-    if bare:
-        return Provision(bare)
-    return RunCalls(tuple(runs)) if runs else Rest("a person or a client has to answer first")
+    bare = {run.hand for run in runs if run.hand in state.config.hands and not run.sandbox_id}
+    if not runs:
+        return Rest("a person or a client has to answer first")
+    return RunCalls(tuple(run for run in runs if run.hand not in bare or run.sandbox_id), tuple(sorted(bare)))
 
 
 def _step(
@@ -226,11 +221,17 @@ def policy_for(config: Config, name: str) -> PolicyAction:
 
 
 def routes_of(state: State) -> dict[str, tuple[str, str, ToolSpec]]:
-    """Maps each offered tool's name to its hand or server, the name that one knows it by, and its description."""
+    """Maps each offered tool's name to its hand or server, the name that one knows it by, and its description.
+
+    A client's own tool takes the place of a hand's of the same name.
+    """
     routes: dict[str, tuple[str, str, ToolSpec]] = {}
+    own = {spec.name for spec in state.config.custom_tools}
     for hand in (*state.config.hands, *state.config.servers):
         offer = state.offers.get(hand)
         for spec in offer.tools if offer else ():
+            if spec.name in own:
+                continue
             prefixed = hand in state.config.hands and len(state.config.hands) > 1
             routes[spec.name] = (hand, spec.name.removeprefix(f"{hand}__") if prefixed else spec.name, spec)
     return routes

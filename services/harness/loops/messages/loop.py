@@ -102,11 +102,9 @@ class Turn:
             case core.LookUpTools():
                 self._start("tools", self._calls.look_up(action))
                 return False
-            case core.Provision(hands=hands):
+            case core.RunCalls(calls=calls, provision=hands):
                 for hand in hands:
                     self._start(f"hand {hand}", self._calls.provision(hand))
-                return False
-            case core.RunCalls(calls=calls):
                 for run in calls:
                     self._start(run.call.id, self._calls.run(run))
                 return False

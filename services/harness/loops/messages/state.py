@@ -104,8 +104,9 @@ def fold(state: State, fact: Fact) -> State:
         case Provisioned(hand=hand, generation=generation):
             made = {**state.generations, hand: generation}
             return replace(state, sandboxes={**state.sandboxes, hand: fact}, generations=made)
-        case Detached(hand=hand):
-            return replace(state, sandboxes={name: one for name, one in state.sandboxes.items() if name != hand})
+        case Detached(sandbox_id=sandbox_id):
+            left = {hand: made for hand, made in state.sandboxes.items() if made.sandbox_id != sandbox_id}
+            return replace(state, sandboxes=left)
         case Retry():
             return replace(state, retry=fact)
         case Ended(read=read):
@@ -134,16 +135,21 @@ def _configured(state: State, config: Config) -> State:
     """Takes a new configuration at once when no turn is open, else at its end."""
     if state.unread or (state.calls and any(call.result is None for call in state.calls.values())):
         return replace(state, next_config=config)
-    return replace(state, config=config, next_config=None, offers={})
+    return _under(config, state)
+
+
+def _under(config: Config, state: State) -> State:
+    """Puts a configuration in force. A hand that is another one now gets another sandbox by its next call."""
+    before, now = (dict(zip(each.hands, each.hand_specs, strict=False)) for each in (state.config, config))
+    kept = {hand: made for hand, made in state.sandboxes.items() if now.get(hand) == before.get(hand)}
+    return replace(state, config=config, next_config=None, offers={}, sandboxes=kept)
 
 
 def _turned(state: State, read: int) -> State:
     ended = replace(
         state, settled=read, unread=tuple(at for at in state.unread if at > read), model_calls=0, retry=None
     )
-    if ended.next_config is None:
-        return ended
-    return replace(ended, config=ended.next_config, next_config=None, offers={})
+    return ended if ended.next_config is None else _under(ended.next_config, ended)
 
 
 def _called(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from services.sandbox.hand import Hand, HandSettings
 
+KEYS = frozenset({"rootfs"})
+
 
 def make(settings: HandSettings) -> Hand:
     """Makes the hand. Starts nothing."""

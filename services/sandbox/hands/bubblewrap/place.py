@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from services.kit.errors import Refused, Unavailable
@@ -44,6 +45,9 @@ class Bubblewrap:
             return disk
         return ("memory: each process is limited, the sandbox is not", "cpus", *disk)
 
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Place.prepare`. There is nothing to make."""
+
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
         """See `Place.boot`."""
         return await asyncio.to_thread(self._boot, record, recipe)
@@ -57,7 +61,9 @@ class Bubblewrap:
         view.write_etc(etc, Path(recipe.rootfs or "/"))
         runner.write_bytes(archive())
         group = ControlGroup(record.sandbox_id)
-        limited = group.make(recipe.limits)
+        # What is written to memory counts: it comes on top, or full files would leave the runner nothing to live on.
+        memory = recipe.limits.memory_bytes + view.in_memory(recipe.limits)
+        limited = group.make(replace(recipe.limits, memory_bytes=memory))
         python, shown_python = view.python(Path(recipe.rootfs or "/"))
         program = Program(as_user=uid)
         args = view.arguments(
@@ -103,10 +109,10 @@ class Bubblewrap:
         except FileNotFoundError:
             return ""
 
-    async def tidy(self, known: Sequence[Record]) -> None:
+    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
         """See `Place.tidy`. A runner without a record ends itself; its user and its group are left."""
         cgroups.sweep()
-        self._users.keep_only({record.sandbox_id for record in known})
+        self._users.keep_only({record.sandbox_id for record in known()})
 
     async def close(self) -> None:
         """See `Place.close`."""

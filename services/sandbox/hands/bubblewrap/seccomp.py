@@ -2,7 +2,8 @@
 
 What is refused: other kinds of sockets than unix and internet ones (network namespaces do not hold back AF_VSOCK),
 new namespaces and mounts, looking into other processes, kernel interfaces with a history of holes (io_uring, bpf,
-keyrings, userfaultfd), the host's clock and name, other instruction sets, and calls newer than this list.
+keyrings, userfaultfd), the host's clock and name, the limits and priority of the runner, other instruction sets, and
+calls newer than this list.
 """
 
 from __future__ import annotations
@@ -22,16 +23,25 @@ _LAST_KNOWN = 462  # mseal; the same on all machines
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEW*
 _PERSONALITIES = (0, 0xFFFFFFFF)
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing on behalf of whoever watches
+_RUNNER = 1  # process 1 of the namespace. It has the tools' user, but its limits and its priority are not theirs.
+_EVERY_PROCESS = {"setpriority": 2, "ioprio_set": 3}  # what their first argument says for: all of this user
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, AUDIT_ARCH
-_SPECIAL = {
+SPECIAL = {
     "socket": (41, 198),
     "socketpair": (53, 199),
     "clone": (56, 220),
     "clone3": (435, 435),
     "personality": (135, 92),
     "ioctl": (16, 29),
+    "prlimit64": (302, 261),
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
 }
 # Name: numbers on x86-64 and arm64; -1 where there is no such call.
 DENIED = {
@@ -121,7 +131,7 @@ def program(machine: str | None = None) -> bytes:
     Raises KeyError for a machine that the tables do not know.
     """
     column, arch = MACHINES[machine or platform.machine()]
-    special = {name: numbers[column] for name, numbers in _SPECIAL.items()}
+    special = {name: numbers[column] for name, numbers in SPECIAL.items()}
     code = [
         _load(_ARCH),
         *_unless_equal(arch, _refuse(errno.ENOSYS)),
@@ -135,6 +145,11 @@ def program(machine: str | None = None) -> bytes:
     code += _if_call(special["clone"], [_load(_ARG0), *_if(_JUMP_ANY_BIT, _NEW_NAMESPACES, _refuse(errno.EPERM))])
     code += _if_call(special["ioctl"], [_load(_ARG1), *_none_of(_TERMINAL_INPUT)])
     code += _if_call(special["personality"], [_load(_ARG0), *_one_of(_PERSONALITIES)])
+    code += _if_call(special["prlimit64"], [_load(_ARG0), *_one_of((0,))])  # its own limits
+    for name in ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr"):
+        code += _if_call(special[name], [_load(_ARG0), *_none_of((_RUNNER,))])
+    for name, every in _EVERY_PROCESS.items():
+        code += _if_call(special[name], [_load(_ARG0), *_none_of((every,)), _load(_ARG1), *_none_of((_RUNNER,))])
     for name in ("socket", "socketpair"):
         code += _if_call(special[name], [_load(_ARG0), *_one_of(_FAMILIES)])
     return b"".join([*code, _allow()])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.sandbox.hand import WORKSPACE, Recipe
+from services.sandbox.hand import WORKSPACE, Limits, Recipe
 
 UID = 10001  # inside; outside it is the service's user, or one of its own when the service is root
 RUNNER = "/opt/handmesh/runner.pyz"
@@ -63,6 +63,11 @@ def python(root: Path) -> tuple[str, Path | None]:
 def _minor(path: Path) -> int:
     match = re.fullmatch(r"python3\.(\d+)", path.name)
     return int(match.group(1)) if match else -1
+
+
+def in_memory(limits: Limits) -> int:
+    """Returns how many bytes can be written to what lies in memory."""
+    return _SHM_BYTES + min(_TMP_BYTES, limits.disk_bytes) + 4 * limits.output_file_bytes
 
 
 def arguments(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from services.sandbox.hand import Hand, HandSettings
 
+KEYS = frozenset({"image", "runtime", "packages", "setup"})
+
 
 def make(settings: HandSettings) -> Hand:
     """Makes the hand. Calls no engine and does not import the Docker SDK yet."""

@@ -1,29 +1,24 @@
-"""Makes, finds and ends containers. The Docker SDK is blocking: every call to it runs in a thread."""
+"""Makes, finds and ends containers."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from services.kit.errors import Unavailable
-from services.kit.logs import Log
 from services.sandbox.hand import WORKSPACE, Recipe
 from services.sandbox.hands.docker import profile
+from services.sandbox.hands.docker.engine import BACKEND, Engine, remove, state, unavailable
+from services.sandbox.hands.docker.images import Image, Images
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import NAME, archive
 
 if TYPE_CHECKING:
     import docker
 
-T = TypeVar("T")
-DEFAULT_IMAGE = "handmesh/base:latest"
-ENGINE_SECONDS = 60
 _LABEL = "handmesh."
-_log = Log("services.sandbox.hands.docker")
 
 # What an engine says of itself -> the limit that it cannot enforce when it says no.
 _ABILITIES = {"MemoryLimit": "memory", "CpuCfsQuota": "cpus", "PidsLimit": "processes"}
@@ -32,23 +27,35 @@ _ABILITIES = {"MemoryLimit": "memory", "CpuCfsQuota": "cpus", "PidsLimit": "proc
 class Containers:
     """A `Place` (see there): a container for each sandbox, with the runner as its process 1."""
 
-    name = "docker"
+    name = BACKEND
 
     def __init__(self, state_dir: Path, host: str) -> None:
         """Takes the address of the engine, which must see `state_dir` under the same path. Connects to nothing."""
-        self._host = host
+        self._engine = Engine(host)
         self._owner = hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:16]
-        self._client: docker.DockerClient | None = None
-        self._unenforced: tuple[str, ...] | None = None  # once the engine has said
+        self._images = Images(self._engine, self._owner)
+        self._found: dict[str, Image] = {}  # by environment, as the last check has found it
+        self._info: dict[str, Any] = {}  # once the engine has said it
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
-        image = recipe.image or DEFAULT_IMAGE
-        await self._ask(lambda client: client.images.get(image), image)
-        if self._unenforced is None:
-            info = await self._ask(lambda client: client.info())
-            self._unenforced = tuple(limit for ability, limit in _ABILITIES.items() if info.get(ability) is False)
-        return self._unenforced
+        self._found[recipe.name] = await self._images.find(recipe)
+        if not self._info or recipe.runtime not in self._runtimes():
+            self._info = await self._engine.ask(lambda client: client.info())
+        if recipe.runtime not in self._runtimes():
+            known = ", ".join(sorted(self._runtimes() - {""}))
+            raise unavailable(
+                f"the Docker Engine has no runtime {recipe.runtime}, but {known}: name it under `runtimes` in its "
+                "daemon.json"
+            )
+        return tuple(limit for ability, limit in _ABILITIES.items() if self._info.get(ability) is False)
+
+    def _runtimes(self) -> set[str]:
+        return {"", *self._info.get("Runtimes", ())}
+
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Place.prepare`."""
+        await self._images.prepare(recipe, self._found[recipe.name])
 
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
         """See `Place.boot`."""
@@ -57,11 +64,11 @@ class Containers:
         labels = record.info.labels
         told = {"owner": self._owner, "sandbox_id": labels.sandbox_id, "session_id": labels.session_id}
         told |= {"request_id": labels.request_id, "environment": labels.environment, "hand": labels.hand}
-        image = recipe.image or DEFAULT_IMAGE
+        image = self._found[recipe.name]
 
-        def start(client: docker.DockerClient) -> None:
-            made = client.api.create_container(
-                image,
+        def start(client: docker.APIClient) -> None:
+            made = client.create_container(
+                image.name,
                 entrypoint=profile.command(recipe),
                 command=[],
                 name=_name(record),
@@ -70,110 +77,51 @@ class Containers:
                 working_dir="/",
                 environment={"HOME": WORKSPACE},
                 labels={_LABEL + key: value for key, value in told.items()},
-                host_config=profile.host_config(recipe, record.door.absolute()),
+                healthcheck={"Test": ["NONE"]},  # the image's own would run as root
+                host_config=profile.host_config(recipe, record.door.absolute(), image.volumes),
             )
-            client.api.start(made["Id"])
+            client.start(made["Id"])
 
-        await self._ask(start, image)
+        await self._engine.ask(start, image.name)
         return {"container": _name(record)}
 
     async def lives(self, record: Record) -> bool:
         """See `Place.lives`."""
-
-        def running(client: docker.DockerClient) -> bool:
-            from docker.errors import NotFound
-
-            try:
-                return bool(client.api.inspect_container(_name(record))["State"]["Running"])
-            except NotFound:
-                return False
-
-        return await self._ask(running)
+        found = await self._engine.ask(lambda client: state(client, _name(record)))
+        return found is not None and bool(found["Running"])
 
     async def destroy(self, record: Record) -> None:
         """See `Place.destroy`."""
-        await self._ask(lambda client: _remove(client, _name(record)))
+        await self._engine.ask(lambda client: remove(client, _name(record)))
 
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
-        return "the container has ended, and is gone: does the image have python3 (3.8 or newer)?"
+        try:
+            found = await self._engine.ask(lambda client: state(client, _name(record)))
+        except Unavailable:
+            return "the engine does not answer"
+        how = "was not made" if found is None else f"is {found['Status']}, exit code {found['ExitCode']}"
+        return f"its container {how}: the image needs python3 (3.8 or newer), the engine HANDMESH_STATE_DIR as its path"
 
-    async def tidy(self, known: Sequence[Record]) -> None:
+    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
         """See `Place.tidy`."""
-        kept = {_name(record) for record in known}
 
-        def sweep(client: docker.DockerClient) -> None:
+        def sweep(client: docker.APIClient) -> None:
             mine = {"label": f"{_LABEL}owner={self._owner}"}
-            for container in client.api.containers(all=True, filters=mine):
-                name = container["Names"][0].lstrip("/")
-                if name not in kept:
-                    _remove(client, name)
+            names = {container["Names"][0].lstrip("/") for container in client.containers(all=True, filters=mine)}
+            ended = {"label": f"{_LABEL}owner", "status": "exited"}  # also of a service whose state was removed
+            gone = {container["Names"][0].lstrip("/") for container in client.containers(all=True, filters=ended)}
+            for name in gone | names - {_name(record) for record in known()}:
+                remove(client, name)
 
-        await self._ask(sweep)
+        await self._engine.ask(sweep)
+        await self._images.tidy()
 
     async def close(self) -> None:
         """See `Place.close`."""
-        if self._client is not None:
-            await asyncio.to_thread(self._client.close)
-            self._client = None
-
-    async def _ask(self, call: Callable[[docker.DockerClient], T], image: str = "") -> T:
-        """Calls the engine. What goes wrong with it becomes Unavailable, with what to do."""
-
-        def connected() -> T:
-            import requests
-            from docker.errors import DockerException, ImageNotFound
-
-            try:
-                self._knock()
-                return call(self._connected())
-            except ImageNotFound:
-                raise _no_image(image) from None
-            except (DockerException, requests.RequestException, OSError) as error:
-                _log.warning("docker engine failed", host=self._host, error=str(error)[:500])
-                raise Unavailable(
-                    "BACKEND_UNAVAILABLE",
-                    f"no Docker Engine does this at {self._host}; see the service's log, and `docker info`. Start the "
-                    "engine or set DOCKER_HOST",
-                    backend=self.name,
-                ) from None
-
-        return await asyncio.to_thread(connected)
-
-    def _knock(self) -> None:
-        """Raises OSError when nobody listens on the engine's socket: the SDK would leave one of its own open."""
-        if self._host.startswith("unix://"):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
-                knocking.connect(self._host.removeprefix("unix://"))
-
-    def _connected(self) -> docker.DockerClient:
-        if self._client is None:
-            import docker
-
-            self._client = docker.DockerClient(base_url=self._host, timeout=ENGINE_SECONDS)
-        return self._client
+        await self._images.close()
+        await self._engine.close()
 
 
 def _name(record: Record) -> str:
     return "handmesh-" + record.sandbox_id
-
-
-def _remove(client: docker.DockerClient, name: str) -> None:
-    """Kills and removes a container. Idempotent, also while another call removes it."""
-    from docker.errors import APIError, NotFound
-
-    try:
-        client.api.remove_container(name, v=True, force=True)
-    except NotFound:
-        return
-    except APIError as error:
-        if error.status_code != 409:  # its removal is in progress
-            raise
-
-
-def _no_image(image: str) -> Unavailable:
-    return Unavailable(
-        "BACKEND_UNAVAILABLE",
-        f"the Docker Engine has no image {image}: build the base image by `make image`, or load or pull the other",
-        backend=Containers.name,
-    )

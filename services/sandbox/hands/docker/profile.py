@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ def command(recipe: Recipe) -> list[str]:
     return ["python3", "-I", "-S", "-B", f"{_DOOR}/{NAME}", config]
 
 
-def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
-    """Returns the engine's `HostConfig`, as its API names things."""
+def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = ()) -> dict[str, Any]:
+    """Returns the engine's `HostConfig`, as its API names things. `volumes` are those that the image declares."""
     limits = recipe.limits
+    # What is written counts as memory: it comes on top, or a full workspace would leave the runner nothing to live on.
+    memory = limits.memory_bytes + sum(_sizes(limits).values()) + _SHM_BYTES
     config: dict[str, Any] = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
@@ -62,13 +65,13 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
         "CgroupnsMode": "private",
         "IpcMode": "private",
         "PidsLimit": limits.processes,
-        "Memory": limits.memory_bytes,
-        "MemorySwap": limits.memory_bytes,
+        "Memory": memory,
+        "MemorySwap": memory,
         "NanoCpus": int(limits.cpus * 1e9),
         "ShmSize": _SHM_BYTES,
         "OomScoreAdj": 500,
-        "Tmpfs": _writable(limits),
-        "Binds": [f"{door}:{_DOOR}:rw"],
+        "Tmpfs": _volumes(volumes) | _writable(limits),
+        "Mounts": [{"Type": "bind", "Source": str(door), "Target": _DOOR}],  # unlike `Binds` it makes no folder
         "Ulimits": [
             {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
             {"Name": "core", "Soft": 0, "Hard": 0},
@@ -78,7 +81,7 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
         "Dns": ["127.0.0.1"],
         "LogConfig": {"Type": "none"},
         "RestartPolicy": {"Name": "no"},
-        "AutoRemove": True,  # a container that has ended is of no use to anybody
+        "AutoRemove": False,  # it would end the container when the engine starts again, also under `live-restore`
         "MaskedPaths": _MASKED,
         "ReadonlyPaths": _READ_ONLY,
     }
@@ -87,16 +90,30 @@ def host_config(recipe: Recipe, door: Path) -> dict[str, Any]:
     return config
 
 
+def _sizes(limits: Limits) -> dict[str, int]:
+    """Returns how much can be written where. All of it is in memory."""
+    return {
+        WORKSPACE: limits.disk_bytes,
+        "/tmp": min(_TMP_BYTES, limits.disk_bytes),
+        RECORDS: 4 * limits.output_file_bytes,
+        _CLOSED: 4096,
+    }
+
+
 def _writable(limits: Limits) -> dict[str, str]:
     """Returns all that can be written to: in memory, with a size."""
-    tmp = min(_TMP_BYTES, limits.disk_bytes)
-    own = f"size={limits.disk_bytes},nr_inodes={_INODES},mode=0700,uid={TOOL_UID},gid={TOOL_UID}"
-    return {
-        WORKSPACE: f"rw,nosuid,nodev,exec,{own}",
-        "/tmp": f"rw,nosuid,nodev,exec,size={tmp},nr_inodes={_INODES},mode=1777",
-        RECORDS: f"rw,nosuid,nodev,noexec,size={4 * limits.output_file_bytes},mode=0755",
-        _CLOSED: "rw,nosuid,nodev,noexec,size=4096,mode=0700",
+    modes = {
+        WORKSPACE: f"exec,nr_inodes={_INODES},mode=0700,uid={TOOL_UID},gid={TOOL_UID}",
+        "/tmp": f"exec,nr_inodes={_INODES},mode=1777",
+        RECORDS: "noexec,mode=0755",
+        _CLOSED: "noexec,mode=0700",
     }
+    return {path: f"rw,nosuid,nodev,size={size},{modes[path]}" for path, size in _sizes(limits).items()}
+
+
+def _volumes(paths: Sequence[str]) -> dict[str, str]:
+    """Returns an empty read-only folder for each volume of an image: the engine's own would be on its disk."""
+    return dict.fromkeys(paths, "ro,nosuid,nodev,noexec,size=4096")
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from services.sandbox.hand import Hand, HandSettings
 
+KEYS: frozenset[str] = frozenset()
+
 
 def make(settings: HandSettings) -> Hand:
     """Makes the hand. Starts nothing."""

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from services.kit.errors import Refused, Unavailable
@@ -52,6 +52,9 @@ class Unisolated:
                 backend=self.name,
             )
         return ("isolation: there is none", "memory", "cpus", "processes", "disk")
+
+    async def prepare(self, recipe: Recipe) -> None:
+        """See `Place.prepare`. There is nothing to make."""
 
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
         """See `Place.boot`."""
@@ -110,7 +113,7 @@ class Unisolated:
         except FileNotFoundError:
             return ""
 
-    async def tidy(self, known: Sequence[Record]) -> None:
+    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
         """See `Place.tidy`. A runner without a record ends itself."""
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import nats.errors
@@ -23,13 +24,13 @@ from services.kit.logs import Log as Journal
 from services.session.log import MAX_STORED_BYTES, PATIENCE_SECONDS, UnusableStoreError
 from services.session.logs.jetstream.lane import Lane
 from services.session.logs.jetstream.link import PLAIN, Message
+from services.session.logs.jetstream.questions import NOTHING_THERE, Collector, Question, outcome
 from services.session.settings import Settings
 
 CONNECT_SECONDS = 30.0  # the parts of a mesh start at the same time
 RECONNECT_SECONDS = 0.1
 PING_SECONDS = 5
-NOTHING_THERE = "404"
-END_OF_BATCH = "204"
+LOOK_SECONDS = 0.1  # between two looks at what is overdue
 NO_RESPONDERS = "503"
 
 _journal = Journal("services.session.nats")
@@ -47,24 +48,12 @@ class StoredMessage:
         self.revision = int(self.headers["Nats-Sequence"])
 
 
-class _Collector:
-    """What has come so far of an answer in many messages."""
+@dataclass(frozen=True)
+class Stored:
+    """JetStream's answer to a message: its sequence in the stream, or 0 and an error's code."""
 
-    def __init__(self, ended: asyncio.Future[Any]) -> None:
-        self.found: list[Message] = []
-        self.whole = False
-        self._ended = ended
-
-    def take(self, message: Message) -> None:
-        status = message.status
-        if not status:
-            self.found.append(message)
-        elif not self._ended.done():
-            self.whole = int(message.headers().get("Nats-Num-Pending", 0)) == 0
-            if status in (END_OF_BATCH, NOTHING_THERE):
-                self._ended.set_result(None)
-            else:
-                self._ended.set_exception(nats.errors.Error(f"status {status}"))
+    sequence: int
+    code: int = 0
 
 
 class Connection:
@@ -79,7 +68,8 @@ class Connection:
         self._away_since = 0.0
         self._problem = "no answer"
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._answers: dict[bytes, tuple[Callable[[Message], None], asyncio.Future[Any]]] = {}
+        self._questions: dict[bytes, Question] = {}
+        self._looking: asyncio.TimerHandle | None = None
         self._tokens = itertools.count()
         self._inbox = ""
 
@@ -144,9 +134,9 @@ class Connection:
 
     def _on_lost_answers(self) -> None:
         self._away_since = asyncio.get_running_loop().time()
-        for _, ended in self._answers.values():
-            if not ended.done():
-                ended.set_exception(nats.errors.ConnectionClosedError())  # the answer is lost with the connection
+        for question in self._questions.values():
+            if not question.ended.done():  # the answer is lost with the connection
+                question.ended.set_exception(nats.errors.ConnectionClosedError())
 
     async def _on_reconnect(self) -> None:
         _journal.info("nats reconnected")
@@ -168,17 +158,12 @@ class Connection:
 
     async def request(self, subject: str, data: bytes = b"", header: bytes = b"") -> Message:
         """Asks, and returns the answer. Raises Unavailable when none comes in time: it may have happened."""
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        return _answered(await self._exchange(subject, data, header, Question(asyncio.get_running_loop())))
 
-        def take(message: Message) -> None:
-            if not answer.done():
-                answer.set_result(message)
-
-        await self._exchange(subject, data, header, take, answer)
-        message = answer.result()
-        if message.status == NO_RESPONDERS:
-            raise _unavailable(nats.errors.NoRespondersError())
-        return message
+    async def carry(self, subject: str, data: bytes, header: bytes) -> Message:
+        """Asks as `request` does, and waits for the answer even in a task that is cancelled (see `Log.append`)."""
+        question = Question(asyncio.get_running_loop())
+        return _answered(await self._exchange(subject, data, header, question, carried=True))
 
     def _patience(self) -> float:
         """Says how long to wait: not at all for a NATS that has been away so long, or calls would queue up for it."""
@@ -191,33 +176,43 @@ class Connection:
         subject: str,
         data: bytes,
         header: bytes,
-        take: Callable[[Message], None],
-        ended: asyncio.Future[Any],
-    ) -> None:
+        question: Question,
+        *,
+        carried: bool = False,
+    ) -> Any:
         token = str(next(self._tokens))
-        late = ended.get_loop().call_later(PATIENCE_SECONDS, _give_up, ended)
         try:
             if not self.lane.connected:
                 async with asyncio.timeout(self._patience()):
                     await self.lane.ready()
-            self._answers[token.encode()] = take, ended
+            self._questions[token.encode()] = question
+            if self._looking is None:
+                self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
             self.lane.send(subject, data, f"{self._inbox}.{token}", header)
-            await ended
+            return await (outcome(question) if carried else question.ended)
         except (OSError, TimeoutError, nats.errors.Error) as problem:
             raise _unavailable(problem) from problem
         finally:
-            late.cancel()
-            self._answers.pop(token.encode(), None)
+            self._questions.pop(token.encode(), None)
+
+    def _look(self) -> None:
+        """Gives up questions that are overdue: one look now and then costs less than a timer for each."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for question in self._questions.values():
+            if question.due <= now and not question.ended.done():
+                question.ended.set_exception(nats.errors.TimeoutError())
+        self._looking = loop.call_later(LOOK_SECONDS, self._look) if self._questions else None
 
     async def ask(self, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:
         """Asks JetStream's API. An `error` in the answer is the caller's to look at."""
         answer = await self.request(subject, json.dumps(question).encode())
         return dict(json.loads(answer.data))
 
-    async def publish(self, subject: str, data: bytes, header: bytes = b"") -> int:
-        """Stores a message, durably, and returns JetStream's error code or 0."""
-        answer = await self.request(subject, data, header)
-        return int(json.loads(answer.data).get("error", {}).get("err_code", 0))
+    async def publish(self, subject: str, data: bytes, header: bytes = b"") -> Stored:
+        """Stores a message, durably, unless JetStream refuses it."""
+        answer = json.loads((await self.request(subject, data, header)).data)
+        return Stored(int(answer.get("seq", 0)), int(answer.get("error", {}).get("err_code", 0)))
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
         """Returns the last message of a stream on a subject, which may hold wildcards."""
@@ -226,15 +221,14 @@ class Connection:
 
     async def collect(self, stream: str, question: bytes) -> tuple[list[Message], bool]:
         """Asks a stream for many messages. Returns those that came, and whether they were all."""
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        collector = _Collector(ended)
-        await self._exchange(f"$JS.API.DIRECT.GET.{stream}", question, b"", collector.take, ended)
+        collector = Collector(asyncio.get_running_loop())
+        await self._exchange(f"$JS.API.DIRECT.GET.{stream}", question, b"", collector)
         return collector.found, collector.whole
 
     def _on_answer(self, message: Message) -> None:
-        waiting = self._answers.get(message.subject.rpartition(b".")[2])
-        if waiting is not None:
-            waiting[0](message)
+        question = self._questions.get(message.subject.rpartition(b".")[2])
+        if question is not None:
+            question.take(message)
 
 
 def header_of(**pairs: str) -> bytes:
@@ -243,9 +237,10 @@ def header_of(**pairs: str) -> bytes:
     return PLAIN + lines.encode() + b"\r\n"
 
 
-def _give_up(ended: asyncio.Future[Any]) -> None:
-    if not ended.done():
-        ended.set_exception(nats.errors.TimeoutError())
+def _answered(message: Message) -> Message:
+    if message.status == NO_RESPONDERS:
+        raise _unavailable(nats.errors.NoRespondersError())
+    return message
 
 
 def _unavailable(problem: Exception) -> Unavailable:

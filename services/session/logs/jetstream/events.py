@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from services.kit.errors import Unavailable
 from services.session.log import BATCH_SPAN, StoredBatch, TakenError
-from services.session.logs.jetstream.connection import NOTHING_THERE, Connection
+from services.session.logs.jetstream.connection import Connection
 from services.session.logs.jetstream.link import PLAIN, Message
+from services.session.logs.jetstream.questions import NOTHING_THERE
 from services.session.logs.jetstream.streams import shard_of
 
 COUNT = "Handmesh-Count"
@@ -32,7 +33,7 @@ class JetStreamLog:
         if batch.prev_digest:
             header += _PREVIOUS % batch.prev_digest.encode()
         subject = _subject(session_id, batch.first_position)
-        answer = (await self._connection.request(subject, batch.data, header + b"\r\n")).data
+        answer = (await self._connection.carry(subject, batch.data, header + b"\r\n")).data
         code = 0 if _STORED.match(answer) else int(json.loads(answer).get("error", {}).get("err_code", 0))
         if not code:
             return

@@ -44,7 +44,6 @@ class Link(asyncio.Protocol):
     def __init__(self, take: Callable[[int, Message], None], login: Mapping[str, str]) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self._unsent: list[bytes] = []
-        self._flushing = False
         self.transport: asyncio.Transport | None = None
         self.greeting: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._ended: asyncio.Future[None] = loop.create_future()
@@ -96,16 +95,14 @@ class Link(asyncio.Protocol):
             await asyncio.wait({self._ended}, timeout=PING_SECONDS)
 
     def put(self, data: bytes, soon: bool = True) -> None:
-        """Sends once what is ready to run has run, with what that sends: a system call costs more than a message."""
+        """Sends, with what was waiting. uvloop writes once for all that is sent while it runs what is ready."""
         self._unsent.append(data)
-        if soon and not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-        elif not soon and len(self._unsent) == 1:
+        if soon:
+            self._flush()
+        elif len(self._unsent) == 1:
             self._loop.call_later(LATE_SECONDS, self._flush)
 
     def _flush(self) -> None:
-        self._flushing = False
         if self._unsent and self.transport is not None and not self._ended.done():
             self.transport.write(b"".join(self._unsent))
         self._unsent.clear()

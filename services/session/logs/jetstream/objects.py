@@ -22,7 +22,7 @@ class JetStreamObjects:
         self._connection = connection
 
     async def put(self, space: str, object_id: str, number: int, chunk: bytes) -> None:
-        code = await self._connection.publish(f"obj.{space}.{object_id}.{number}", chunk)
+        code = (await self._connection.publish(f"obj.{space}.{object_id}.{number}", chunk)).code
         if code:
             raise _refused(code)
 

@@ -32,7 +32,7 @@ class JetStreamQueue:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def put(self, harness: str, session_id: str) -> bool:
-        code = await self._connection.publish(f"work.{harness}.{session_id}", b"")
+        code = (await self._connection.publish(f"work.{harness}.{session_id}", b"")).code
         if code not in (0, TOO_MANY_PER_SUBJECT):
             raise Unavailable("LOG_UNAVAILABLE", f"the work queue refuses ({code})", retry_after=1.0)
         return not code

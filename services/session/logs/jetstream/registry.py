@@ -34,15 +34,16 @@ class JetStreamRegistry:
         return found
 
     async def put(self, bucket: str, key: str, value: bytes) -> None:
-        code = await self._connection.publish(f"$KV.{bucket}.{key}", value)
-        if code:
-            raise _refused(code)
+        stored = await self._connection.publish(f"$KV.{bucket}.{key}", value)
+        if stored.code:
+            raise _refused(stored.code)
 
-    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> bool:
-        code = await self._connection.publish(f"$KV.{bucket}.{key}", value, header_of(**{EXPECTED: str(revision)}))
-        if code not in (0, WRONG_LAST_SEQUENCE):
-            raise _refused(code)
-        return not code
+    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> int:
+        header = header_of(**{EXPECTED: str(revision)})
+        stored = await self._connection.publish(f"$KV.{bucket}.{key}", value, header)
+        if stored.code not in (0, WRONG_LAST_SEQUENCE):
+            raise _refused(stored.code)
+        return stored.sequence
 
     async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
         subject = f"$KV.{bucket}."

@@ -71,12 +71,12 @@ class MemoryRegistry:
         self._revision += 1
         self._buckets[bucket][key] = Entry(value, self._revision)
 
-    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> bool:
+    async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> int:
         there = self._buckets[bucket].get(key)
         if (there.revision if there else 0) != revision:
-            return False
+            return 0
         await self.put(bucket, key, value)
-        return True
+        return self._buckets[bucket][key].revision
 
     async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
         changed = [(key, entry) for key, entry in self._buckets[bucket].items() if entry.revision > after]

@@ -1,0 +1,22 @@
+const assert = require("assert"), fs = require("fs"), http = require("http"), zlib = require("zlib");
+const { Worker } = require("worker_threads"), { execFileSync, spawn, fork } = require("child_process");
+(async () => {
+  await fs.promises.writeFile("x", "y");
+  assert.strictEqual(await fs.promises.readFile("x", "utf8"), "y");
+  const watcher = fs.watch("."); watcher.close();
+  fs.cpSync("x", "z"); fs.rmSync("z");
+  assert.strictEqual(String(execFileSync("echo", ["x"])), "x\n");
+  await new Promise((done) => spawn("true").on("exit", done));
+  await new Promise((done) => new Worker("require('worker_threads').parentPort.postMessage(1)", { eval: true }).on("message", done));
+  const server = http.createServer((_, answer) => answer.end("ok")).listen(0, "127.0.0.1");
+  await new Promise((done) => server.on("listening", done));
+  assert.strictEqual(await (await fetch(`http://127.0.0.1:${server.address().port}/`)).text(), "ok");
+  server.close(); server.closeAllConnections();
+  const code = new Uint8Array([0, 97, 115, 109, 1, 0, 0, 0]);
+  await WebAssembly.instantiate(code);
+  require("crypto").generateKeyPairSync("rsa", { modulusLength: 1024 });
+  await new Promise((done) => require("crypto").scrypt("a", "b", 16, done));
+  zlib.gunzipSync(zlib.gzipSync("x"));
+  assert(require("os").cpus().length > 0);
+  process.exit(0);
+})();
