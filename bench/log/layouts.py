@@ -116,7 +116,7 @@ class Theirs:
 
     async def _from(self, session_id: str, sequence: int, count: int) -> int:
         question = {"seq": sequence, "batch": count, "next_by_subj": _theirs(session_id), "max_bytes": READ_BYTES}
-        messages, _ = await self.connection.collect(f"ALT-{shard_of(session_id)}", json.dumps(question).encode())
+        messages, _, _ = await self.connection.collect(f"ALT-{shard_of(session_id)}", json.dumps(question).encode())
         return len(messages)
 
     async def last(self, session_id: str) -> None:

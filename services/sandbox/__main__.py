@@ -17,6 +17,9 @@ from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
 from services.sandbox.resources import Resources
 from services.sandbox.sandboxes import Sandboxes
+from services.sandbox.seeds import Seeds
+from services.sandbox.seeds_git import Git
+from services.sandbox.seeds_planting import Planting
 from services.sandbox.server import SandboxServicer
 from services.sandbox.session_client import SessionClient
 from services.sandbox.session_service import SessionService
@@ -37,13 +40,14 @@ async def run(settings: Settings) -> None:
     hands = backends.Backends(
         HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host)
     )
+    seeds = Seeds(settings.state_dir.absolute() / "seeds", Git(settings.git_ca_file), settings.seeds())
     if settings.default_pool is not None:
         known = environments.with_default_pool(known, settings.default_pool)
     pools = Pools(hands, known)
     channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
-    sandboxes = Sandboxes(hands, known, pools, resources)
+    sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds))
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)

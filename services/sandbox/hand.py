@@ -2,7 +2,8 @@
 
 A backend is a folder under `hands/` with `make(HandSettings) -> Hand` and `KEYS`, the keys of a recipe that it alone
 understands, in its `__init__.py`; nothing else names it.
-Errors are `ServiceError`s. A failing tool is a value, never an error.
+Errors are `ServiceError`s. A failing tool is a value, never an error. Longer than a module should be: whoever makes a
+backend reads this and nothing else.
 """
 
 from __future__ import annotations
@@ -266,6 +267,14 @@ class Hand(Protocol):
 
         `leave_out` are absolute paths of what stays out of it. Raises Invalid (`RESOURCE_INVALID`) for what cannot be
         read, and for a file that changes its size meanwhile.
+        """
+        ...
+
+    async def plant(self, sandbox_id: str, path: str, tree: Path) -> None:
+        """Puts a directory of this machine at a path below the workspace, as the tools' own: what they write is theirs.
+
+        The directory itself is never written to, whatever the tools do; it must stay as it is while the sandbox lives.
+        Idempotent. Raises Invalid (`RESOURCE_INVALID`) when something else is at the path.
         """
         ...
 

@@ -11,6 +11,7 @@ from services.kit.errors import Invalid, Unimplemented
 from services.sandbox.hand import Archive, ExecutionInfo, File, FileInfo, Result, SandboxInfo
 from services.sandbox.mounts import Mount
 from services.sandbox.resources import Blob, Resource
+from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool
 
 
@@ -30,6 +31,8 @@ def resource(it: pb.Resource) -> Resource:
             return File(it.mount_path, it.log_view.json_lines, 0o444)
         case "archive":
             return Archive(it.mount_path, it.archive.content)
+        case "git_repository":
+            return Repository(it.mount_path, it.git_repository.url, it.git_repository.ref)
         case "blob":
             return Blob(it.mount_path, it.blob.blob_id, 0o755 if it.blob.executable else 0o644)
         case "memory":

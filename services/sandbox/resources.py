@@ -11,6 +11,7 @@ from services.kit.logs import Log
 from services.sandbox import core, mounts
 from services.sandbox.hand import Content, Hand, Packed, Result, SandboxInfo, Streamed
 from services.sandbox.mounts import Mount, Mounts
+from services.sandbox.seeds_rules import Repository
 from services.sandbox.session import Session, Whose
 
 CHECKPOINT_TYPE = "application/gzip"
@@ -26,15 +27,16 @@ class Blob:
     mode: int = 0o644
 
 
-Resource = Content | Blob | Mount
+Resource = Content | Blob | Mount | Repository
 
 
 @dataclass(frozen=True)
 class Load:
-    """What a sandbox shall be given, looked at: content for the hand, and mounts for when the sandbox is there."""
+    """What a sandbox shall be given, looked at: content for the hand, and what comes when the sandbox is there."""
 
     contents: tuple[Content, ...]
     mounts: tuple[Mount, ...]
+    repositories: tuple[Repository, ...]
     whose: Whose
 
 
@@ -55,9 +57,9 @@ class Resources:
         """
         core.check_apart([it.path for it in wanted if not isinstance(it, Packed)])
         for it in wanted:
-            if isinstance(it, Blob | Mount):
+            if isinstance(it, Blob | Mount | Repository):
                 core.check_mount_path(it.path)
-        core.check_contents([it for it in wanted if not isinstance(it, Blob | Mount)])
+        core.check_contents([it for it in wanted if not isinstance(it, Blob | Mount | Repository)])
         stores = tuple(it for it in wanted if isinstance(it, Mount))
         blobs = [it for it in wanted if isinstance(it, Blob)]
         whose = Whose("", session_id)
@@ -70,10 +72,12 @@ class Resources:
         contents: list[Content] = []
         if checkpoint_id:
             contents.append(Packed(lambda: self._service().download(whose, checkpoint_id), limit_bytes))
-        contents += [
-            self._streamed(it, whose) if isinstance(it, Blob) else it for it in wanted if not isinstance(it, Mount)
-        ]
-        return Load(tuple(contents), stores, whose)
+        for it in wanted:
+            if isinstance(it, Blob):
+                contents.append(self._streamed(it, whose))
+            elif not isinstance(it, Mount | Repository):
+                contents.append(it)
+        return Load(tuple(contents), stores, tuple(it for it in wanted if isinstance(it, Repository)), whose)
 
     def _streamed(self, blob: Blob, whose: Whose) -> Streamed:
         return Streamed(blob.path, lambda: self._service().download(whose, blob.blob_id), blob.mode)

@@ -1,4 +1,7 @@
-"""What the service does: makes sandboxes by recipe, runs tools in them, keeps the old harness out."""
+"""What the service does: makes sandboxes by recipe, runs tools in them, keeps the old harness out.
+
+Longer than a module should be: a short method for each call of the contract.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,8 @@ from services.sandbox.hand import (
 from services.sandbox.mounts import Mounts
 from services.sandbox.pool import Pools
 from services.sandbox.resources import Load, Resource, Resources
+from services.sandbox.seeds_planting import Planting
+from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool, offered
 
 OUTPUTS = "/workspace/outputs"  # by convention what an agent has made for people
@@ -87,8 +92,11 @@ class Sandboxes:
         environments: Environments,
         pools: Pools | None = None,
         resources: Resources | None = None,
+        *,
+        planting: Planting,
     ) -> None:
         """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
+        self._planting = planting
         self._backends = backends
         self._environments = environments
         self._pools = pools or Pools(backends, environments)  # which gives nothing away unless somebody runs it
@@ -97,7 +105,7 @@ class Sandboxes:
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
     async def provision(self, wanted: Wanted, tenant: str | None = None) -> SandboxInfo:
-        """Makes a sandbox. Raises as `Hand.provision` does, and `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`.
+        """Makes a sandbox. Raises as `Hand.provision` and `Planting.plant` do, `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`.
 
         `tenant` is the caller's, None for one of the mesh.
         """
@@ -105,14 +113,22 @@ class Sandboxes:
         load = await self._resources.load(
             wanted.resources, wanted.session_id, tenant, recipe.limits.disk_bytes, wanted.checkpoint_id
         )
+        self._planting.check(load.repositories)
         self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
         labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
-        info = await self._pools.claim(recipe, labels, load.contents)
-        if info is None:
-            info = await backend.provision(recipe, labels, load.contents)
-        self._backends.remember(backend, info)
-        await self._mount(backend, info, load)
+        preparing = asyncio.create_task(self._planting.prepare(load.repositories))
+        try:
+            info = await self._pools.claim(recipe, labels, load.contents)
+            if info is None:
+                info = await backend.provision(recipe, labels, load.contents)
+            self._backends.remember(backend, info)
+            if load.repositories:
+                await self._plant(backend, info.labels.sandbox_id, load.repositories, preparing)
+            await self._mount(backend, info, load)
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
         return info
 
     async def _mount(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
@@ -122,6 +138,21 @@ class Sandboxes:
         except BaseException:
             if not info.labels.request_id:  # with one, the caller asks again and gets it, and then its mounts
                 await asyncio.shield(self.release(info.labels.sandbox_id))
+            raise
+
+    async def _plant(
+        self, hand: Hand, sandbox_id: str, repositories: Sequence[Repository], preparing: asyncio.Task[None]
+    ) -> None:
+        """Puts repositories into a sandbox that was just made, or that an earlier call of the same request has made."""
+        new = sandbox_id not in self._planting.planted()  # then nobody was told of it yet
+        try:
+            await asyncio.wait([preparing])
+            if new:
+                preparing.result()
+            await self._planting.plant(hand, sandbox_id, repositories)
+        except BaseException:
+            if new:
+                await asyncio.shield(self.release(sandbox_id))
             raise
 
     async def execute(self, call: Call) -> Result:
@@ -194,8 +225,10 @@ class Sandboxes:
         """Puts resources into a sandbox."""
         hand, info = await self._backends.find(sandbox_id)
         load = await self._resources.load(resources, info.labels.session_id, tenant, 0)
+        self._planting.check(load.repositories)
         self._epochs.admit(info.labels.session_id, epoch)
         await hand.put(sandbox_id, load.contents)
+        await self._planting.plant(hand, sandbox_id, load.repositories)
         await self._resources.mount(hand, sandbox_id, load)
 
     async def checkpoint(self, sandbox_id: str, epoch: int, tenant: str | None = None) -> str:
@@ -230,6 +263,7 @@ class Sandboxes:
                 await self._resources.release((await self._backends.find(sandbox_id))[0], sandbox_id)
         for hand in self._backends.with_state():
             await hand.release(sandbox_id)
+        self._planting.forget(sandbox_id)
         self._backends.forget(sandbox_id)  # at the end: until then somebody may find it
         self._resources.forget(sandbox_id)
 
@@ -272,12 +306,16 @@ class Sandboxes:
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
+        planted = self._planting.planted()
         for hand in self._backends.with_state():
             try:
                 await hand.tidy()
+                planted -= {info.labels.sandbox_id for info in await hand.list()}
             except ServiceError as error:
                 _log.warning("not tidied", reason=error.reason, message=error.message)
+                planted = set()  # it cannot be told which of them are gone
         await self._backends.prune()
+        await self._planting.tidy(planted)
 
     async def close(self) -> None:
         """Waits for the cancels that are under way."""

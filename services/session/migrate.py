@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from services.kit.logs import Log as Journal
+from services.kit.settings import tuning, whole
 from services.session.logs.jetstream.streams import wanted
 from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected, main
 
@@ -22,19 +24,30 @@ LAYOUT_KEY = "handmesh_layout"  # in each stream's metadata
 _journal = Journal("services.session.migrate")
 
 
-async def migrate(operator: Operator) -> list[str]:
+@dataclass(frozen=True)
+class Settings(OperatorSettings):
+    """What `migrate` is told."""
+
+    replicas: int | None = tuning(
+        "HANDMESH_NATS_REPLICAS", whole, None, "On how many nodes each stream lies: 3 or 5. None: 1, or as it is."
+    )
+
+
+async def migrate(operator: Operator, replicas: int | None = None) -> list[str]:
     """Brings every stream to this version's layout; returns what was done. Raises StoreError."""
-    configs = wanted()
+    configs = wanted(replicas or 1)
     answers = await asyncio.gather(*(operator.ask(f"STREAM.INFO.{config['name']}") for config in configs))
     there = {config["name"]: answer for config, answer in zip(configs, answers, strict=True)}
-    done = await asyncio.gather(*(_migrate_one(operator, config, there[config["name"]]) for config in configs))
+    done = await asyncio.gather(
+        *(_migrate_one(operator, config, there[config["name"]], replicas) for config in configs)
+    )
     made = [what for what in done if what.startswith("made")]
     if made and len(made) < len(done):
         _journal.warning("streams were missing and are made again", streams=made)
     return [what for what in done if what]
 
 
-async def _migrate_one(operator: Operator, config: dict[str, Any], there: dict[str, Any]) -> str:
+async def _migrate_one(operator: Operator, config: dict[str, Any], there: dict[str, Any], replicas: int | None) -> str:
     name = config["name"]
     if there.get("error", {}).get("err_code") == NOT_FOUND:
         verb, said = "CREATE", f"made {name}"
@@ -43,6 +56,7 @@ async def _migrate_one(operator: Operator, config: dict[str, Any], there: dict[s
         raise StoreError(f"NATS does not show the stream {name}: {there['error'].get('description')}")
     else:
         old = there["config"]
+        config = config | {"num_replicas": replicas or old.get("num_replicas", 1)}
         layout = int((old.get("metadata") or {}).get(LAYOUT_KEY, 0))
         if layout > LAYOUT:
             raise StoreError(
@@ -59,17 +73,17 @@ async def _migrate_one(operator: Operator, config: dict[str, Any], there: dict[s
 
 
 def differences(config: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
-    """Names what a stream has otherwise than wanted. What NATS adds by itself does not count, nor how many replicas."""
-    return [key for key, value in config.items() if key != "num_replicas" and (there.get(key) or 0) != (value or 0)]
+    """Names what a stream has otherwise than wanted. What NATS adds by itself does not count."""
+    return [key for key, value in config.items() if (there.get(key) or 0) != (value or 0)]
 
 
-async def run(settings: OperatorSettings) -> None:
+async def run(settings: Settings) -> None:
     """Migrates once and says what was done."""
     async with connected(settings, "migrate") as operator:
-        done = await migrate(operator)
+        done = await migrate(operator, settings.replicas)
     for what in done:
         _journal.info("migrated", what=what)
 
 
 if __name__ == "__main__":
-    main("migrate", OperatorSettings, run)
+    main("migrate", Settings, run)

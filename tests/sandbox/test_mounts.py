@@ -17,6 +17,7 @@ from services.sandbox.mounts import Mount, Mounts
 from services.sandbox.resources import Blob, Resources
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 from services.sandbox.session import Memory, Whose
+from tests.support.git import planting
 
 STORE, SESSION = mint("mem"), mint("sess")
 NOTES = "/workspace/notes"
@@ -96,7 +97,7 @@ class Stand:
     def open(self) -> None:
         self.backends = Backends(HandSettings(self.folder, allow_unisolated=True))
         resources = Resources(self.session, Mounts(self.folder / "mounts"))
-        self.sandboxes = Sandboxes(self.backends, BUILT_IN, None, resources)
+        self.sandboxes = Sandboxes(self.backends, BUILT_IN, None, resources, planting=planting(self.folder))
 
     async def mounted(self, read_only: bool = False, **given: str) -> str:
         wanted = Wanted("process", SESSION, resources=(Mount(NOTES, STORE, read_only),), **given)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_RUNNING = 128
 MAX_GUESTS = 32  # transfers at once
+MAX_TRIES = 20  # to start an execution whose process is killed before it begins
 _SWEEP_SECONDS = 0.01  # between two looks at what killed processes are left
 _SPARE_SECONDS = 0.02  # after a start, in which most executions end: a spare is cheaper then, see `Spare`
 
@@ -40,6 +41,7 @@ class Children:
         self._marks = 0
         self._state = shell.fresh(config.workspace)
         self._nest = Nest(config)
+        self._below = processes.Watched(f"/proc/self/task/{os.getpid()}/children")
         processes.adopt_orphans()
         if config.tool_uid is not None:
             processes.give_up_groups()
@@ -67,15 +69,17 @@ class Children:
     def _launch(self, run: Execution) -> None:
         while True:
             spare = self._ready(run.order.name == "bash")
-            if run.start(spare, self._state):
+            if run.start(spare):
                 break
             spare.drop()  # it was killed while it waited; the next is fresh
         self._selector.register(run.pipe, selectors.EVENT_READ, lambda _: self._readable(run))
 
     def _ready(self, shell_wanted: bool) -> Spare:
         spare = self._spares.pop(shell_wanted, None)
-        if spare is not None:
+        if spare is not None and self._fits(spare):
             return spare
+        if spare is not None:
+            self._drop(spare)
         try:
             return self._spare(shell_wanted)
         except OSError:
@@ -84,7 +88,16 @@ class Children:
 
     def _spare(self, shell_wanted: bool) -> Spare:
         self._marks += 1
-        return Spare(self._nest, shell_wanted, str(self._marks), alone=not self._live)
+        state = self._state if shell_wanted else None
+        return Spare(self._nest, state, str(self._marks), alone=not self._live)
+
+    def _fits(self, spare: Spare) -> bool:
+        """Tells whether a spare is in the shell's state of now."""
+        return spare.state in (None, self._state)
+
+    def _drop(self, spare: Spare) -> None:
+        processes.kill(spare.pid)
+        spare.drop()
 
     def check_guest(self) -> None:
         """Raises Problem when there is no room for another transfer."""
@@ -116,6 +129,9 @@ class Children:
 
     def _make_spares(self) -> None:
         for shell_wanted in (True, False):
+            spare = self._spares.get(shell_wanted)
+            if spare is not None and not self._fits(spare):
+                self._drop(self._spares.pop(shell_wanted))
             if shell_wanted not in self._spares:
                 try:
                     self._spares[shell_wanted] = self._spare(shell_wanted)
@@ -166,6 +182,8 @@ class Children:
         if run.stopped is None and not run.begun():
             run.take_back()
             try:
+                if run.tries >= MAX_TRIES:
+                    raise Problem("FULL", "no process of the sandbox came as far as to begin")
                 self._launch(run)
             except Problem as problem:
                 self._live.remove(run)
@@ -176,7 +194,7 @@ class Children:
         """Kills whatever belongs to no running execution. True when nothing is left."""
         running = [run for run in self._live if run.running]
         known = {run.pid for run in running} | {spare.pid for spare in self._spares.values()} | self._guests
-        if processes.only_children(known):
+        if processes.only_children(self._below, known):
             return True
         marks = {run.mark for run in running}
         if not processes.strays(known, marks):

@@ -15,6 +15,7 @@ from .config import PROTOCOL, Config
 from .connection import Connection
 from .execution import Execution, Order
 from .problem import Problem
+from .processes import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ class Daemon:
         self._connections: list[Connection] = []
         self._selector = selectors.DefaultSelector()
         self._children = Children(config, self._selector, self._tell)
+        self._oom = [Watched(path) for path in config.oom_files]
         self._count = 0
         self._epoch = 0
         self._give_up = time.monotonic() + config.claim_seconds
@@ -173,7 +175,7 @@ class Daemon:
                 excess -= run.stored
                 run.forget_output()
         self._count += 1
-        return Execution(order, self._count, self._config)
+        return Execution(order, self._count, self._config, self._oom)
 
     def _follow(self, connection: Connection, request: dict[str, Any]) -> None:
         run = self._executions.get(str(request["id"]))

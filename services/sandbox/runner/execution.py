@@ -34,9 +34,13 @@ class Order(NamedTuple):
 class Execution:
     """Runs while its first process lives, then ends while what that one left is being killed, then has a result."""
 
-    def __init__(self, order: Order, number: int, config: Config) -> None:
-        """Holds an execution that has not started; its files go into a folder named by its number."""
+    def __init__(self, order: Order, number: int, config: Config, oom: list[processes.Watched]) -> None:
+        """Holds an execution that has not started; its files go into a folder named by its number.
+
+        `oom` are the files that count what the kernel has killed for want of memory.
+        """
         self.order = order
+        self.tries = 0  # processes that it was given
         self.folder = os.path.join(config.records, str(number))
         self.output_path = os.path.join(self.folder, "output")
         self.started_at = time.time()
@@ -49,19 +53,21 @@ class Execution:
         self.stored = 0  # bytes of output on the disk, once it has ended
         self.stopped: str | None = None  # why it was killed: TIMEOUT, INTERRUPTED, FLOOD
         self._config = config
+        self._oom = oom
         self._output: Output | None = None
         self._side = -1
         self._answer = b""  # the line with the result; empty when that lies on the disk
         self._held = b""  # the whole output of one that has ended, when it has no file
         self._oom_kills = 0
 
-    def start(self, ready: spare.Spare, state: bytes) -> bool:
-        """Begins in a process that was made ready, a command in the shell's state. False when that one is dead."""
+    def start(self, ready: spare.Spare) -> bool:
+        """Begins in a process that was made ready. False when that one is dead."""
         config, order = self._config, self.order
         content = {"name": order.name, "input": order.input}
         text = order.input["command"].encode("utf-8") if ready.is_shell else json.dumps(content).encode("ascii")
-        self._oom_kills = processes.oom_kills(config.oom_files)
-        if not ready.give(text, state):
+        self._oom_kills = processes.oom_kills(self._oom)
+        self.tries += 1
+        if not ready.give(text):
             return False
         self._output = self._output or Output(self.output_path, config.output_text_bytes, config.output_file_bytes)
         self.pid, self.pipe, self.mark, self._side = ready.pid, ready.pipe, ready.mark, ready.side
@@ -135,7 +141,7 @@ class Execution:
             text=self._output.text(),
             status=self.status,
             stopped=self.stopped,
-            out_of_memory=processes.oom_kills(self._config.oom_files) > self._oom_kills,
+            out_of_memory=processes.oom_kills(self._oom) > self._oom_kills,
             side=side,
             timeout=self.order.timeout,
             seconds=round(time.time() - self.started_at, 6),

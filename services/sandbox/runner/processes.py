@@ -68,26 +68,40 @@ def really(uid: int | None) -> Iterator[None]:
         os.setresgid(group, -1, -1)
 
 
-def oom_kills(files: tuple[str, ...]) -> int:
-    """Counts the processes of this sandbox that the kernel has killed for want of memory."""
-    for path in files:
+class Watched:
+    """A file of the kernel that is read again and again: opened once, if it is there."""
+
+    def __init__(self, path: str) -> None:
+        """Opens it."""
         try:
-            with open(path) as file:
-                for line in file:
-                    if line.startswith("oom_kill "):
-                        return int(line.split()[1])
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            continue
+            self._descriptor = -1
+
+    def read(self) -> bytes | None:
+        """Returns what is in it now, at most 64 KiB. None when it is not there."""
+        try:
+            return os.pread(self._descriptor, 64 << 10, 0) if self._descriptor >= 0 else None
+        except OSError:
+            return None
+
+
+def oom_kills(files: list[Watched]) -> int:
+    """Counts the processes of this sandbox that the kernel has killed for want of memory."""
+    for file in files:
+        for line in (file.read() or b"").splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1])
     return 0
 
 
-def only_children(known: set[int]) -> bool:
-    """Tells, at little cost, whether this process certainly has no children but these."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            return known.issuperset(map(int, file.read().split()))
-    except OSError:  # a kernel without that file
-        return False
+def only_children(children: Watched, known: set[int]) -> bool:
+    """Tells, at little cost, whether this process certainly has no children but these.
+
+    `children` is /proc/self/task/<pid>/children, which a kernel may lack.
+    """
+    listed = children.read()
+    return listed is not None and known.issuperset(map(int, listed.split()))
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:

@@ -14,23 +14,24 @@ DESCRIPTORS = GO_FD, ORDER_FD, STATE_FD, SIDE_FD = 216, 217, 218, 219  # far fro
 MAX_STATE_BYTES = 1 << 20
 
 _SAVE = (
-    "__handmesh_code=$?; set +eux; "
-    'if [ -z "${__handmesh_saved-}" ]; then __handmesh_saved=1; '
-    f'{{ printf "cd -- %q\\n" "$PWD"; umask -p; declare -p; declare -f; }} >&{SIDE_FD}; fi; '
-    "exit $__handmesh_code"
+    "__handmesh_code=$?; builtin set +eux; "
+    "if [[ -z ${__handmesh_saved-} && -n ${__handmesh_go-} ]]; then __handmesh_saved=1; "
+    f'{{ builtin printf "cd -- %q\\n" "$PWD"; builtin umask -p; declare -p; declare -f; }} >&{SIDE_FD}; '
+    "fi; "
+    "builtin exit $__handmesh_code"
 )
-# It starts before there is a command, offers itself to the kernel's killer before the runner, waits for a byte, and
-# says by a byte that it has begun. Saves by the trap when the command exits, and after `eval` when the command has
-# replaced the trap.
+# It starts before there is a command: offers itself to the kernel's killer before the runner, takes up the state, waits
+# for a byte, and says by a byte that it has begun. Saves by the trap when the command exits, and after `eval` when the
+# command has replaced the trap. `builtin`: the state may have functions of such names.
 _PRELUDE = (
     "{ echo 1000 >/proc/self/oom_score_adj; cd -- %s || cd /; } 2>/dev/null; "
-    f"IFS= read -r -N 1 __handmesh_go <&{GO_FD} || exit 127; printf . >&{SIDE_FD}; "
     f". /proc/self/fd/{STATE_FD} 2>/dev/null; "
-    f'IFS= read -r -d "" __handmesh_command </proc/self/fd/{ORDER_FD}; '
-    f"exec {GO_FD}<&- {ORDER_FD}<&- {STATE_FD}<&-; "
     f"__handmesh_save='{_SAVE}'; "
-    "trap '{ eval \"$__handmesh_save\"; } 2>/dev/null' EXIT; "
-    'eval "$__handmesh_command"; { eval "$__handmesh_save"; } 2>/dev/null'
+    "builtin trap '{ builtin eval \"$__handmesh_save\"; } 2>/dev/null' EXIT; "
+    f"IFS= builtin read -r -N 1 __handmesh_go <&{GO_FD} || builtin exit 127; builtin printf . >&{SIDE_FD}; "
+    f'IFS= builtin read -r -d "" -u {ORDER_FD} __handmesh_command; '
+    f"exec {GO_FD}<&- {ORDER_FD}<&- {STATE_FD}<&-; "
+    'builtin eval "$__handmesh_command"; { builtin eval "$__handmesh_save"; } 2>/dev/null'
 )
 
 # The name of a limit -> the flag of `ulimit`, and its unit.

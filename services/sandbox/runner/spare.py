@@ -13,7 +13,7 @@ import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
-from . import files, processes, search, shell
+from . import files, processes, search, seedling, shell
 
 if TYPE_CHECKING:
     import socket
@@ -36,6 +36,7 @@ FILE_TOOLS: dict[str, Callable[[str, dict[str, Any]], files.Answer]] = {
     "glob": search.glob,
     "grep": search.grep,
     "_put": files.put,
+    "_plant": seedling.plant,
 }
 
 
@@ -66,18 +67,19 @@ def _limit(name: str) -> int:
 class Spare:
     """A process that waits for its order. `pipe` is the read end of its output, not blocking."""
 
-    def __init__(self, nest: Nest, shell_wanted: bool, mark: str, alone: bool) -> None:
-        """Makes a bash or, for the file tools, a fork of the runner. Raises OSError when no process can be made.
+    def __init__(self, nest: Nest, state: bytes | None, mark: str, alone: bool) -> None:
+        """Makes a bash in a state or, for the file tools, a fork of the runner, which has none.
+
+        Raises OSError when no process can be made.
 
         `alone` says that no tool runs. A bash is then spawned in half the time of a fork; but the runner sleeps until
         that process is a bash, and a tool that stops all it can reach could make it sleep for ever.
         """
         self.mark = mark
-        self.is_shell = shell_wanted
+        self.state = state
         self.side = os.memfd_create("side", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)  # a byte, then its state or answer
         fcntl.fcntl(self.side, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_SEAL)  # who has begun cannot deny it
         self._order = os.memfd_create("order", os.MFD_CLOEXEC)
-        self._state = os.memfd_create("state", os.MFD_CLOEXEC)
         go, self._go = os.pipe()
         self.pipe, output = os.pipe()
         os.set_blocking(self.pipe, False)
@@ -86,10 +88,13 @@ class Spare:
         except OSError:
             pass  # over the user's quota of pipe memory: the usual 64 KiB do as well
         given = {0: nest.null, 1: output, 2: output, shell.GO_FD: go}
-        given.update({shell.ORDER_FD: self._order, shell.STATE_FD: self._state, shell.SIDE_FD: self.side})
+        given.update({shell.ORDER_FD: self._order, shell.SIDE_FD: self.side})
         env = {**nest.config.env, processes.MARK: mark}
+        left = os.memfd_create("state", os.MFD_CLOEXEC)
+        given[shell.STATE_FD] = left
         try:
-            if not shell_wanted:
+            _fill(left, state or b"")
+            if state is None:
                 self.pid = _fork(nest, given, env, _be_file_tool)
             else:
                 self.pid = (_spawn(nest, given, env) if alone else 0) or _fork(nest, given, env, _be_bash)
@@ -98,29 +103,39 @@ class Spare:
             self.drop()
             raise
         finally:
-            for descriptor in (go, output):
+            for descriptor in (go, output, left):
                 os.close(descriptor)
 
-    def give(self, order: bytes, state: bytes) -> bool:
+    @property
+    def is_shell(self) -> bool:
+        """Whether it is a bash."""
+        return self.state is not None
+
+    def give(self, order: bytes) -> bool:
         """Lets it begin. False when it was killed while it waited; it then has run nothing."""
-        for descriptor, content in ((self._order, order), (self._state, state)):
-            while content:
-                content = content[os.write(descriptor, content) :]
+        _fill(self._order, order)
         processes.kill(self.pid, signal.SIGCONT)  # a tool may have stopped it
         try:
             os.write(self._go, b"!")
         except BrokenPipeError:
             return False
         finally:
-            for descriptor in (self._order, self._state, self._go):
+            for descriptor in (self._order, self._go):
                 os.close(descriptor)
             self._go = -1
         return True
 
     def drop(self) -> None:
         """Gives back the descriptors of one that is not used."""
-        for descriptor in (self.side, self.pipe, *((self._order, self._state, self._go) if self._go >= 0 else ())):
+        for descriptor in (self.side, self.pipe, *((self._order, self._go) if self._go >= 0 else ())):
             os.close(descriptor)
+
+
+def _fill(descriptor: int, content: bytes) -> None:
+    """Writes a file from its start, and leaves the offset, which the child shares, where it is."""
+    offset = 0
+    while offset < len(content):
+        offset += os.pwrite(descriptor, content[offset:], offset)
 
 
 def _spawn(nest: Nest, given: dict[int, int], env: dict[str, str]) -> int:

@@ -22,6 +22,7 @@ from nats.aio.client import Client
 from services.kit.errors import Unavailable
 from services.kit.logs import Log as Journal
 from services.session.log import MAX_STORED_BYTES, PATIENCE_SECONDS, UnusableStoreError
+from services.session.logs.jetstream import leader
 from services.session.logs.jetstream.lane import Lane
 from services.session.logs.jetstream.link import PLAIN, Message
 from services.session.logs.jetstream.questions import NOTHING_THERE, Collector, Question, outcome
@@ -63,6 +64,7 @@ class Connection:
         self.client = Client()
         self.lane = Lane(self._on_lost_answers)
         self.gaps: set[Callable[[], None]] = set()  # called when messages may have been missed
+        self.replicated = False  # streams have several nodes, of which any may answer a direct get, late (`leader`)
         self._connected = asyncio.Event()
         self._in_use = False
         self._away_since = 0.0
@@ -215,15 +217,24 @@ class Connection:
         return Stored(int(answer.get("seq", 0)), int(answer.get("error", {}).get("err_code", 0)))
 
     async def last(self, stream: str, subject: str) -> StoredMessage | None:
-        """Returns the last message of a stream on a subject, which may hold wildcards."""
+        """Returns the last message of a stream on a subject, which may hold wildcards. Sees every publish that has
+        returned."""
+        if self.replicated:
+            message = await leader.last(self, stream, subject)
+            return None if message is None else StoredMessage(message)
+        return await self.direct(stream, subject)
+
+    async def direct(self, stream: str, subject: str) -> StoredMessage | None:
+        """Returns the last message on a subject, as any of the stream's nodes knows it."""
         answer = await self.request(f"$JS.API.DIRECT.GET.{stream}", b'{"last_by_subj":"%s"}' % subject.encode())
         return None if answer.status == NOTHING_THERE else StoredMessage(answer)
 
-    async def collect(self, stream: str, question: bytes) -> tuple[list[Message], bool]:
-        """Asks a stream for many messages. Returns those that came, and whether they were all."""
+    async def collect(self, stream: str, question: bytes) -> tuple[list[Message], bool, int]:
+        """Asks any of a stream's nodes for many messages. Returns those that came, whether they were all, and up to
+        which sequence that node had the stream: 0 when it had nothing to send, or was not asked for subjects."""
         collector = Collector(asyncio.get_running_loop())
         await self._exchange(f"$JS.API.DIRECT.GET.{stream}", question, b"", collector)
-        return collector.found, collector.whole
+        return collector.found, collector.whole, collector.up_to
 
     def _on_answer(self, message: Message) -> None:
         question = self._questions.get(message.subject.rpartition(b".")[2])

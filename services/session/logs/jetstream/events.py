@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from services.kit.errors import Unavailable
 from services.session.log import BATCH_SPAN, StoredBatch, TakenError
+from services.session.logs.jetstream import leader
 from services.session.logs.jetstream.connection import Connection
 from services.session.logs.jetstream.link import PLAIN, Message
 from services.session.logs.jetstream.questions import NOTHING_THERE
@@ -49,8 +50,7 @@ class JetStreamLog:
         first = max(1, start - BATCH_SPAN + 1)  # a batch that began before may hold `start`
         while first < end and max_bytes > 0:
             stop = min(first + MULTI_SUBJECTS, end)
-            question = _question(session_id, first, stop, max(max_bytes, LEAST_READ_BYTES))
-            messages, whole = await self._connection.collect(_stream(session_id), question)
+            messages, whole = await self._collect(session_id, first, stop, max(max_bytes, LEAST_READ_BYTES))
             if not messages:
                 break
             for batch in map(_batch, messages):
@@ -62,19 +62,33 @@ class JetStreamLog:
                 first = max(first, stop)
         return found
 
+    async def _collect(self, session_id: str, first: int, stop: int, max_bytes: int) -> tuple[list[Message], bool]:
+        stream, question = _stream(session_id), _question(session_id, first, stop, max_bytes)
+        if not self._connection.replicated:
+            messages, whole, _ = await self._connection.collect(stream, question)
+            return messages, whole
+        last = await leader.last(self._connection, stream, _all(session_id))
+        if last is None or _batch(last).last_position < first:
+            return [], True
+        subjects = [_subject(session_id, position) for position in range(first, stop)]
+        return await leader.collect(self._connection, stream, question, subjects, _sequence(last))
+
     async def head(self, session_id: str, hint: StoredBatch | None = None) -> StoredBatch | None:
         stream = _stream(session_id)
+        if self._connection.replicated:
+            last = await leader.last(self._connection, stream, _all(session_id))
+            return None if last is None else _batch(last)
         if hint is not None:
             question = _QUESTION % (
                 f'"{_subject(session_id, hint.first_position)}","{_subject(session_id, hint.last_position + 1)}"',
                 LEAST_READ_BYTES,
             )
-            messages, whole = await self._connection.collect(stream, question.encode())
+            messages, whole, _ = await self._connection.collect(stream, question.encode())
             if whole and len(messages) == 1 and (there := _batch(messages[0])) == hint:
                 return there
         message = await self._connection.request(
             f"$JS.API.DIRECT.GET.{stream}",
-            f'{{"last_by_subj":"log.{shard_of(session_id)}.{session_id}.*"}}'.encode(),
+            f'{{"last_by_subj":"{_all(session_id)}"}}'.encode(),
         )
         return None if message.status == NOTHING_THERE else _batch(message)
 
@@ -93,6 +107,14 @@ def _stream(session_id: str) -> str:
 
 def _subject(session_id: str, position: int) -> str:
     return f"log.{shard_of(session_id)}.{session_id}.{position}"
+
+
+def _all(session_id: str) -> str:
+    return f"log.{shard_of(session_id)}.{session_id}.*"
+
+
+def _sequence(message: Message) -> int:
+    return int(message.headers()["Nats-Sequence"])
 
 
 def _question(session_id: str, first: int, stop: int, max_bytes: int) -> bytes:

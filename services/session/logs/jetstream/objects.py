@@ -27,7 +27,10 @@ class JetStreamObjects:
             raise _refused(code)
 
     async def get(self, space: str, object_id: str, number: int) -> bytes | None:
-        message = await self._connection.last(OBJECTS, f"obj.{space}.{object_id}.{number}")
+        subject = f"obj.{space}.{object_id}.{number}"
+        message = await self._connection.direct(OBJECTS, subject)
+        if message is None and self._connection.replicated:
+            message = await self._connection.last(OBJECTS, subject)  # the node that was asked may not have it yet
         return message.data or None if message else None
 
     async def free(self, space: str, object_id: str, chunks: int) -> None:

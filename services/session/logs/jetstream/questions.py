@@ -33,13 +33,16 @@ class Collector(Question):
         super().__init__(loop)
         self.found: list[Message] = []
         self.whole = False
+        self.up_to = 0  # the last sequence that the answering node had; 0 when it had nothing to send
 
     def take(self, message: Message) -> None:
         status = message.status
         if not status:
             self.found.append(message)
         elif not self.ended.done():
-            self.whole = int(message.headers().get("Nats-Num-Pending", 0)) == 0
+            headers = message.headers()
+            self.whole = int(headers.get("Nats-Num-Pending", 0)) == 0
+            self.up_to = int(headers.get("Nats-UpTo-Sequence", 0))
             if status in (END_OF_BATCH, NOTHING_THERE):
                 self.ended.set_result(None)
             else:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 
 from services.kit.errors import Unavailable
 from services.session.log import Entry
+from services.session.logs.jetstream import leader
 from services.session.logs.jetstream.connection import Connection, StoredMessage, header_of
 from services.session.logs.jetstream.events import EXPECTED, MULTI_SUBJECTS, WRONG_LAST_SEQUENCE
+from services.session.logs.jetstream.link import Message
 
 CHANGES_AT_ONCE = 1_000
 
@@ -29,7 +31,7 @@ class JetStreamRegistry:
         for start in range(0, len(keys), MULTI_SUBJECTS):
             subjects = [prefix + key for key in keys[start : start + MULTI_SUBJECTS]]
             question = json.dumps({"multi_last": subjects}).encode()
-            messages = map(StoredMessage, (await self._connection.collect(f"KV_{bucket}", question))[0])
+            messages = map(StoredMessage, await self._collect(f"KV_{bucket}", question, subjects))
             found |= {message.subject.removeprefix(prefix): message.data for message in messages}
         return found
 
@@ -48,12 +50,31 @@ class JetStreamRegistry:
     async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
         subject = f"$KV.{bucket}."
         question = {"seq": after + 1, "batch": CHANGES_AT_ONCE, "next_by_subj": f"{subject}>"}
-        messages, whole = await self._connection.collect(f"KV_{bucket}", json.dumps(question).encode())
+        messages, whole, _ = await self._connection.collect(f"KV_{bucket}", json.dumps(question).encode())
+        if whole and self._connection.replicated:
+            whole = await self._go_on(f"KV_{bucket}", f"{subject}>", after, messages)
         found = [
             (each.subject.removeprefix(subject), Entry(each.data, each.revision))
             for each in map(StoredMessage, messages)
         ]
         return found, whole
+
+    async def _collect(self, stream: str, question: bytes, subjects: Sequence[str]) -> Sequence[Message]:
+        if not self._connection.replicated:
+            return (await self._connection.collect(stream, question))[0]
+        least = await leader.end(self._connection, stream)
+        return (await leader.collect(self._connection, stream, question, subjects, least))[0]
+
+    async def _go_on(self, stream: str, subject: str, after: int, messages: list[Message]) -> bool:
+        """Takes from the leader what the node that was asked had not heard of yet; says whether that was all."""
+        for _ in range(CHANGES_AT_ONCE):
+            if messages:
+                after = StoredMessage(messages[-1]).revision
+            message = await leader.following(self._connection, stream, subject, after + 1)
+            if message is None:
+                return True
+            messages.append(message)
+        return False
 
     async def keys(self, bucket: str, prefix: str) -> list[str]:
         subject = f"$KV.{bucket}."

@@ -33,6 +33,7 @@ BUCKETS = (
     "memory_stores",
     "memories",
     "memory_versions",
+    "timers",
 )
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 
@@ -61,12 +62,11 @@ def _stream(name: str, subject: str, **more: Any) -> dict[str, Any]:
         "retention": "limits",
         "discard": "new",
         "max_msgs_per_subject": 1,
-        "num_replicas": 1,
     } | more
 
 
-def wanted() -> list[dict[str, Any]]:
-    """Lists the streams, as JetStream's API takes them."""
+def wanted(replicas: int = 1) -> list[dict[str, Any]]:
+    """Lists the streams, as JetStream's API takes them, each on so many nodes."""
     once = {"discard_new_per_subject": True}
     logs = [
         _stream(f"LOG-{shard}", f"log.{shard}.*.*", allow_direct=True, deny_delete=True, **once)
@@ -83,7 +83,8 @@ def wanted() -> list[dict[str, Any]]:
         for bucket in BUCKETS
     ]
     objects = _stream(OBJECTS, "obj.*.*.*", allow_direct=True)
-    return [*logs, *buckets, objects, _stream(WORK, "work.*.*", retention="workqueue", **once)]
+    whole = [*logs, *buckets, objects, _stream(WORK, "work.*.*", retention="workqueue", **once)]
+    return [config | {"num_replicas": replicas} for config in whole]
 
 
 async def check_streams(connection: Connection) -> None:
@@ -112,6 +113,7 @@ async def _check(connection: Connection, config: dict[str, Any]) -> str | None:
     answer = await connection.ask(f"$JS.API.STREAM.INFO.{name}", {})
     if "error" in answer:
         return f"stream {name}: {answer['error'].get('description')}"
+    connection.replicated |= answer["config"].get("num_replicas", 1) > 1
     for key, value in config.items():
         if key != "num_replicas" and answer["config"].get(key, 0) != value:
             return f"stream {name} has {key} other than {value!r}"
