@@ -226,6 +226,16 @@ class Retry:
     position: int
     attempt: int
     at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Content that the API does not take was made fit: `content` (JSON text of blocks) stands for it from here on."""
+
+    position: int
+    source_sha256: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +286,7 @@ Fact = (
     | Provisioned
     | Detached
     | Retry
+    | Rendered
     | Ended
     | SessionOver
     | Other

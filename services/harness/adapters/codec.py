@@ -13,6 +13,7 @@ from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import config_pb2, event_pb2
 from handmesh.session.v1.event_pb2 import Event
 from services.harness import core
+from services.harness.blocks import INVALID_JSON
 
 MAIN_HAND = "main"  # the hand of a session that names none
 
@@ -79,7 +80,11 @@ def _replied(event: Event, it: event_pb2.ModelReplied) -> core.Fact:
 
 
 def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
-    """Finds the tool calls in an answer. The last one is cut when the answer broke off at its length limit."""
+    """Finds the tool calls in an answer. Those that do not run are cut.
+
+    The last one when the answer broke off at its length limit, one whose input is no JSON object, and all of an answer
+    that was refused.
+    """
     blocks: list[dict[str, Any]] = json.loads(content)
     broken = stop_reason in ("max_tokens", "model_context_window_exceeded")
     return tuple(
@@ -87,7 +92,9 @@ def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
             block["id"],
             block["name"],
             json.dumps(block["input"], ensure_ascii=False),
-            cut=broken and place == len(blocks) - 1,
+            cut=(broken and place == len(blocks) - 1)
+            or stop_reason == "refusal"
+            or block["input"].keys() == {INVALID_JSON},
         )
         for place, block in enumerate(blocks)
         if block.get("type") == "tool_use"
@@ -127,8 +134,9 @@ _FACTS: dict[str, Any] = {
     "sandbox_provisioned": lambda event, it: core.Provisioned(event.position, it.hand, it.sandbox_id, it.generation),
     "hand_detached": lambda event, it: core.Detached(event.position, it.hand, it.sandbox_id),
     "retry_scheduled": lambda event, it: core.Retry(
-        event.position, it.attempt, it.retry_time.seconds + it.retry_time.nanos / 1e9
+        event.position, it.attempt, it.retry_time.seconds + it.retry_time.nanos / 1e9, it.reason
     ),
+    "content_rendered": lambda event, it: core.Rendered(event.position, it.source_sha256, it.content_json),
     "turn_ended": lambda event, it: core.Ended(
         event.position,
         cast("core.EndReason", event_pb2.TurnEndReason.Name(it.reason).removeprefix("TURN_END_REASON_")),
@@ -185,12 +193,13 @@ def call_started(call: core.ToolCall, hand: str, sandbox_id: str) -> Event:
 
 def call_finished(call_id: str, result: core.ToolResult, blobs: Sequence[core.BlobRef] = ()) -> Event:
     """A call was settled. The blobs hold what was too big for the event."""
-    refs = [
-        event_pb2.BlobRef(blob_id=each.blob_id, size=each.size, sha256=each.sha256, media_type=each.media_type)
-        for each in blobs
-    ]
+    refs = [_blob(each) for each in blobs]
     it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result), blobs=refs)
     return Event(event_id=f"finished-{call_id}", tool_finished=it)
+
+
+def _blob(ref: core.BlobRef) -> event_pb2.BlobRef:
+    return event_pb2.BlobRef(blob_id=ref.blob_id, size=ref.size, sha256=ref.sha256, media_type=ref.media_type)
 
 
 def result_message(result: core.ToolResult) -> tool_pb2.ToolResult:
@@ -235,6 +244,14 @@ def error_raised(
     """Something failed that the session survived. `about` tells events of one moment and part apart."""
     it = event_pb2.ErrorRaised(reason=reason, message=message, part=part, retryable=retryable)
     return Event(event_id=f"error-{epoch}-{head}-{part}-{about}", error_raised=it, ignorable=True)
+
+
+def rendered(source_sha256: str, content: str, why: str, blobs: Sequence[core.BlobRef]) -> Event:
+    """Content that the API does not take was made fit. A reader that skips it only sends the content as it was."""
+    it = event_pb2.ContentRendered(
+        source_sha256=source_sha256, content_json=content, why=why, blobs=[_blob(each) for each in blobs]
+    )
+    return Event(event_id=f"rendered-{source_sha256}", content_rendered=it, ignorable=True)
 
 
 def retry_scheduled(epoch: int, head: int, reason: str, attempt: int, at: float) -> Event:

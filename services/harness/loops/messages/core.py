@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from services.harness.core import CallStarted, Config, EndReason, PolicyAction, ToolCall, ToolResult, ToolSpec
 from services.harness.loops.messages.state import Call, State
 
+_NOT_RUN = "This call did not run: the answer broke off inside it, or its input is no JSON object."
 MAX_MODEL_CALLS_PER_TURN = 200  # when the session's budgets name no other
 
 
@@ -126,7 +127,8 @@ def _answer(state: State) -> Action:
     """All calls are settled and a message is unanswered or being answered: ask, or end the turn."""
     reply = state.reply
     read = reply.read if reply else 0
-    newest = max((*state.unread, *(call.finished_at for call in state.calls.values())))
+    refused = reply is not None and reply.stop_reason == "refusal"  # then nobody reads what its calls came to
+    newest = max((*state.unread, *(0 if refused else call.finished_at for call in state.calls.values())))
     if newest <= read and reply is not None and reply.stop_reason != "pause_turn":
         return EndTurn(_reason(reply.stop_reason), state.head)
     if state.model_calls >= (state.config.max_model_calls or MAX_MODEL_CALLS_PER_TURN):
@@ -177,7 +179,7 @@ def _step(
 ) -> RunCall | FinishCall | AskConfirmation | AskClient | None:
     tool_call = call.call
     if tool_call.cut:
-        return FinishCall(tool_call, ToolResult("The answer broke off inside this call; it did not run.", "TOOL_ERROR"))
+        return FinishCall(tool_call, ToolResult(_NOT_RUN, "TOOL_ERROR"))
     custom = any(tool_call.name == spec.name for spec in state.config.custom_tools)
     if not custom and tool_call.name not in routes:
         known = ", ".join(sorted(routes)) or "none"

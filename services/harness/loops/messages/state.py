@@ -23,6 +23,7 @@ from services.harness.core import (
     Offered,
     Other,
     Provisioned,
+    Rendered,
     Replied,
     Retry,
     SessionOver,
@@ -57,6 +58,29 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Plainness:
+    """How the conversation is shown after the API refused a request: up to a position plainly, or in short.
+
+    `plain` and `short` have been answered; `try_plain` and `try_short` hold for the turn at hand, until it is.
+    """
+
+    plain: int = 0
+    short: int = 0
+    try_plain: int = 0
+    try_short: int = 0
+
+    @property
+    def upto(self) -> int:
+        """Returns the position up to which everything is shown plainly."""
+        return max(self.plain, self.try_plain, self.upto_short)
+
+    @property
+    def upto_short(self) -> int:
+        """Returns the position up to which everything is shown in short too."""
+        return max(self.short, self.try_short)
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything that deciding needs of a log. `head` is the position of its last event."""
 
@@ -74,6 +98,8 @@ class State:
     generations: Mapping[str, int] = field(default_factory=dict)
     model_calls: int = 0
     retry: Retry | None = None
+    plainness: Plainness = field(default_factory=lambda: Plainness())
+    renditions: Mapping[str, str] = field(default_factory=dict)
     over: bool = False
     unknown: str = ""
     conversation: Link | None = None
@@ -97,9 +123,17 @@ def fold(state: State, fact: Fact) -> State:
             return replace(state, offers={**state.offers, hand: fact})
         case Replied():
             calls = {call.id: Call(call) for call in fact.calls}
-            grown = Link(fact, state.conversation)
+            grown, shown = Link(fact, state.conversation), state.plainness
+            if shown.try_plain or shown.try_short:
+                shown = Plainness(max(shown.plain, shown.try_plain), max(shown.short, shown.try_short))
             return replace(
-                state, reply=fact, calls=calls, model_calls=state.model_calls + 1, retry=None, conversation=grown
+                state,
+                reply=fact,
+                calls=calls,
+                model_calls=state.model_calls + 1,
+                retry=None,
+                conversation=grown,
+                plainness=shown,
             )
         case Provisioned(hand=hand, generation=generation):
             made = {**state.generations, hand: generation}
@@ -108,7 +142,9 @@ def fold(state: State, fact: Fact) -> State:
             left = {hand: made for hand, made in state.sandboxes.items() if made.sandbox_id != sandbox_id}
             return replace(state, sandboxes=left)
         case Retry():
-            return replace(state, retry=fact)
+            return retried(state, fact)
+        case Rendered(source_sha256=source, content=content):
+            return replace(state, renditions={**state.renditions, source: content})
         case Ended(read=read):
             return _turned(state, read)
         case SessionOver():
@@ -121,6 +157,16 @@ def fold(state: State, fact: Fact) -> State:
             return _called(state, fact)
         case _:
             assert_never(fact)
+
+
+def retried(state: State, fact: Retry) -> State:
+    """Takes a retry: after a request that the API refused, the next one is plainer."""
+    shown = state.plainness
+    if fact.reason == "MODEL_REQUEST_REFUSED":
+        shown = replace(shown, try_plain=fact.position)
+    elif fact.reason == "CONTEXT_FULL":
+        shown = replace(shown, try_short=fact.position)
+    return replace(state, retry=fact, plainness=shown)
 
 
 def fold_all(facts: Iterable[Fact]) -> State:
@@ -146,9 +192,9 @@ def _under(config: Config, state: State) -> State:
 
 
 def _turned(state: State, read: int) -> State:
-    ended = replace(
-        state, settled=read, unread=tuple(at for at in state.unread if at > read), model_calls=0, retry=None
-    )
+    shown = Plainness(state.plainness.plain, state.plainness.short)
+    unread = tuple(at for at in state.unread if at > read)
+    ended = replace(state, settled=read, unread=unread, model_calls=0, retry=None, plainness=shown)
     return ended if ended.next_config is None else _under(ended.next_config, ended)
 
 
