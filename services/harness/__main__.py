@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import pkgutil
 import random
@@ -16,15 +15,17 @@ from services.harness import loops
 from services.harness.adapters.anthropic import AnthropicModel
 from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
-from services.harness.adapters.session import RemoteLog, harness_type_of
+from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
 from services.harness.ports import HarnessType, Ports
 from services.harness.runs import Runs
-from services.harness.server import DRAIN_SECONDS, HarnessServicer
+from services.harness.server import HarnessServicer
 from services.harness.settings import Settings
 from services.kit.channels import connect
 from services.kit.serving import Server, main, until_signal
+
+DRAIN_SECONDS = 4.0  # that an answer of the model has to end after SIGTERM
 
 
 def harness_types() -> dict[str, HarnessType]:
@@ -49,15 +50,18 @@ async def run(settings: Settings) -> None:
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(types, lambda session_id: RemoteLog(session, session_id), ports, instance, settings.capacity)
     server = Server(settings)
-    servicer = HarnessServicer(runs, types, lambda session_id: harness_type_of(session, session_id))
+    claims = Claims(session, runs, sorted(types), instance)
+    servicer = HarnessServicer(
+        runs, types, lambda session_id: offer(session, session_id), lambda: claims.drain(DRAIN_SECONDS)
+    )
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")
-    claims = asyncio.create_task(Claims(session, runs, sorted(types), instance).keep())
+    claims.start()
     try:
         await until_signal()
     finally:
-        claims.cancel()
-        await runs.drain(DRAIN_SECONDS)
+        await claims.drain(DRAIN_SECONDS)
+        await claims.close()
         await server.stop()
         await model.close()
 

@@ -21,10 +21,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Appended:
-    """Where events are in the log. `grant` comes with an accepted `HarnessWoke` only."""
+    """Where events are in the log, and since when (Unix time, nanoseconds).
+
+    `grant` comes with an accepted `HarnessWoke` only.
+    """
 
     first_position: int
     grant: str = ""
+    time: int = 0
 
 
 class Previews(Protocol):
@@ -181,6 +185,9 @@ class Ports:
     pictures: Pictures | None = None  # without any, the model is told of an image that is too big
 
 
+ASKING = "model"  # the step in which the model is asked
+
+
 class Progress(Protocol):
     """Where a run tells how far it is."""
 
@@ -188,7 +195,7 @@ class Progress(Protocol):
         """The session is this harness's from now on."""
 
     def step(self, name: str) -> None:
-        """What the run does now."""
+        """What the run does now. `ASKING` is what a harness that goes away lets end if it can: it is paid for."""
 
 
 class HarnessType(Protocol):
@@ -196,8 +203,11 @@ class HarnessType(Protocol):
 
     description: str
 
-    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> None:
+    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> float | None:
         """Takes the session up and works until there is nothing to do or another harness owns it.
+
+        Returns when the session is to be taken up again though nothing has happened (Unix time, seconds); None when
+        only something that happens calls for a harness. Nothing of the session is held until then.
 
         Returns without a word to `progress.took_up` when there was nothing to do. Raises Conflict when another
         harness was faster, Gone when there is no such session.

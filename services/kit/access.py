@@ -30,6 +30,7 @@ _SESSION = {
     "PublishPreviews": HARNESS,
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
+    "OfferWork": HARNESS,
     "CheckGrant": GRANT_CHECKERS,
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": READERS,

@@ -15,6 +15,9 @@ from services.sandbox.hand import HandSettings
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
 from services.sandbox.sandboxes import Sandboxes
+from services.sandbox.seeds import Seeds
+from services.sandbox.seeds_git import Git
+from services.sandbox.seeds_planting import Planting
 from services.sandbox.server import SandboxServicer
 from services.sandbox.session_client import SessionClient
 from services.sandbox.settings import Settings
@@ -34,10 +37,11 @@ async def run(settings: Settings) -> None:
     hands = backends.Backends(
         HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host)
     )
+    seeds = Seeds(settings.state_dir.absolute() / "seeds", Git(settings.git_ca_file), settings.seeds())
     if settings.default_pool is not None:
         known = environments.with_default_pool(known, settings.default_pool)
     pools = Pools(hands, known)
-    sandboxes = Sandboxes(hands, known, pools)
+    sandboxes = Sandboxes(hands, known, pools, planting=Planting(seeds))
     channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)

@@ -200,6 +200,14 @@ class Hand(Protocol):
         """Writes files, and makes their directories. Raises Invalid (`RESOURCE_INVALID`)."""
         ...
 
+    async def plant(self, sandbox_id: str, path: str, tree: Path) -> None:
+        """Puts a directory of this machine at a path below the workspace, as the tools' own: what they write is theirs.
+
+        The directory itself is never written to, whatever the tools do; it must stay as it is while the sandbox lives.
+        Idempotent. Raises Invalid (`RESOURCE_INVALID`) when something else is at the path.
+        """
+        ...
+
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """Starts an execution, whatever becomes of the caller. False when its id is known: it starts once.
 

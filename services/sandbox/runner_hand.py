@@ -7,7 +7,7 @@ import base64
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from services.kit.errors import Exists, Gone, Invalid, Unavailable
@@ -27,6 +27,7 @@ from services.sandbox.hand import (
 )
 from services.sandbox.records import Facts, Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
+from services.sandbox.seeds_copy import copy
 from services.sandbox.tools import NAMES
 
 SOCKET = "runner.sock"
@@ -65,6 +66,10 @@ class Place(Protocol):
 
     async def destroy(self, record: Record) -> None:
         """Ends all that `boot` has started or made outside the record's folder. Idempotent, also half-way."""
+        ...
+
+    async def graft(self, record: Record, path: str, tree: Path) -> bool:
+        """Mounts a directory as `Hand.plant` promises. False, and nothing is changed, where it cannot."""
         ...
 
     async def complaint(self, record: Record) -> str:
@@ -219,6 +224,12 @@ class RunnerHand:
             if result.outcome is not Outcome.OK:
                 raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {result.text}", mount_path=file.path)
 
+    async def plant(self, sandbox_id: str, path: str, tree: Path) -> None:
+        """See `Hand.plant`."""
+        record = await self._record(sandbox_id)
+        if not await self._place.graft(record, path, tree):
+            await copy(self, sandbox_id, path, tree)
+
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """See `Hand.start`."""
         answer = await self._ask(await self._record(sandbox_id), _request("start", order))
@@ -272,7 +283,7 @@ class RunnerHand:
                 outcome=Outcome(row["outcome"]) if row["outcome"] else None,
             )
             for row in answer["executions"]
-            if row["name"] != "_put"
+            if not row["name"].startswith("_")  # the service's own
         )
 
     async def release(self, sandbox_id: str) -> None:

@@ -15,6 +15,8 @@ from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
 from services.sandbox.hand import Chunk, ExecutionInfo, File, Hand, Labels, Recipe, Result, SandboxInfo
 from services.sandbox.pool import Pools
+from services.sandbox.seeds_planting import Planting
+from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool, offered
 
 _log = Log("services.sandbox.sandboxes")
@@ -54,8 +56,11 @@ class Toolbox:
 class Sandboxes:
     """The sandboxes of all backends."""
 
-    def __init__(self, backends: Backends, environments: Environments, pools: Pools | None = None) -> None:
+    def __init__(
+        self, backends: Backends, environments: Environments, pools: Pools | None = None, *, planting: Planting
+    ) -> None:
         """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
+        self._planting = planting
         self._backends = backends
         self._environments = environments
         self._pools = pools or Pools(backends, environments)  # which gives nothing away unless somebody runs it
@@ -63,19 +68,50 @@ class Sandboxes:
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
     async def provision(
-        self, environment: str, session_id: str, hand: str, request_id: str, epoch: int, files: Sequence[File]
+        self,
+        environment: str,
+        session_id: str,
+        hand: str,
+        request_id: str,
+        epoch: int,
+        files: Sequence[File],
+        repositories: Sequence[Repository] = (),
     ) -> SandboxInfo:
-        """Makes a sandbox. Raises as `Hand.provision` does, and `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`."""
+        """Makes a sandbox. Raises as `Hand.provision` and `Planting.plant` do, and `ENVIRONMENT_UNKNOWN`,
+        `EPOCH_STALE`."""
         recipe = self._environments.recipe(environment)
-        core.check_files(files)
+        core.check_files([*files, *(File(it.path, b"") for it in repositories)])
+        self._planting.check(repositories)
         self._epochs.admit(session_id, epoch)
         backend = self._backends.hand(recipe.backend)
         labels = Labels(mint("sbx"), recipe.name, time.time(), session_id, hand, request_id)
-        info = await self._pools.claim(recipe, labels, files)
-        if info is None:
-            info = await backend.provision(recipe, labels, files)
-        self._backends.remember(backend, info)
+        preparing = asyncio.create_task(self._planting.prepare(repositories))
+        try:
+            info = await self._pools.claim(recipe, labels, files)
+            if info is None:
+                info = await backend.provision(recipe, labels, files)
+            self._backends.remember(backend, info)
+            if repositories:
+                await self._plant(backend, info.labels.sandbox_id, repositories, preparing)
+        finally:
+            preparing.cancel()
+            await asyncio.gather(preparing, return_exceptions=True)
         return info
+
+    async def _plant(
+        self, hand: Hand, sandbox_id: str, repositories: Sequence[Repository], preparing: asyncio.Task[None]
+    ) -> None:
+        """Puts repositories into a sandbox that was just made, or that an earlier call of the same request has made."""
+        new = sandbox_id not in self._planting.planted()  # then nobody was told of it yet
+        try:
+            await asyncio.wait([preparing])
+            if new:
+                preparing.result()
+            await self._planting.plant(hand, sandbox_id, repositories)
+        except BaseException:
+            if new:
+                await asyncio.shield(self.release(sandbox_id))
+            raise
 
     async def execute(self, call: Call) -> Result:
         """Runs a tool, or waits for one that runs already, and returns what it said."""
@@ -143,17 +179,22 @@ class Sandboxes:
         hand, _ = await self._backends.find(sandbox_id)
         return await hand.executions(sandbox_id)
 
-    async def put(self, sandbox_id: str, files: Sequence[File], epoch: int) -> None:
-        """Puts files into a sandbox."""
-        core.check_files(files)
+    async def put(
+        self, sandbox_id: str, files: Sequence[File], epoch: int, repositories: Sequence[Repository] = ()
+    ) -> None:
+        """Puts files and repositories into a sandbox."""
+        core.check_files([*files, *(File(it.path, b"") for it in repositories)])
+        self._planting.check(repositories)
         hand, info = await self._backends.find(sandbox_id)
         self._epochs.admit(info.labels.session_id, epoch)
         await hand.put(sandbox_id, files)
+        await self._planting.plant(hand, sandbox_id, repositories)
 
     async def release(self, sandbox_id: str) -> None:
         """Destroys a sandbox. Idempotent."""
         for hand in self._backends.with_state():
             await hand.release(sandbox_id)
+        self._planting.forget(sandbox_id)
         self._backends.forget(sandbox_id)  # at the end: until then somebody may find it
 
     async def tools_of(self, sandbox_id: str) -> Toolbox:
@@ -195,12 +236,16 @@ class Sandboxes:
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
+        planted = self._planting.planted()
         for hand in self._backends.with_state():
             try:
                 await hand.tidy()
+                planted -= {info.labels.sandbox_id for info in await hand.list()}
             except ServiceError as error:
                 _log.warning("not tidied", reason=error.reason, message=error.message)
+                planted = set()  # it cannot be told which of them are gone
         await self._backends.prune()
+        await self._planting.tidy(planted)
 
     async def close(self) -> None:
         """Waits for the cancels that are under way."""

@@ -12,6 +12,7 @@ from services.kit.guard import Context
 from services.sandbox.hand import Chunk, ExecutionInfo, File, Result, SandboxInfo
 from services.sandbox.later import Later
 from services.sandbox.sandboxes import Call, Sandboxes
+from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool
 
 
@@ -31,7 +32,7 @@ class SandboxServicer(Later):
             request.hand,
             request.request_id,
             request.epoch,
-            [_file(resource) for resource in request.resources],
+            *_resources(request.resources),
         )
         return pb.ProvisionResponse(sandbox=_sandbox(info))
 
@@ -96,14 +97,25 @@ class SandboxServicer(Later):
         return pb.ReleaseResponse()
 
     async def PutResources(self, request: pb.PutResourcesRequest, context: Context) -> pb.PutResourcesResponse:
-        files = [_file(resource) for resource in request.resources]
-        await self._sandboxes.put(request.sandbox_id, files, request.epoch)
+        files, repositories = _resources(request.resources)
+        await self._sandboxes.put(request.sandbox_id, files, request.epoch, repositories)
         return pb.PutResourcesResponse()
 
 
 def _needed(execution_id: str) -> None:
     if not execution_id:
         raise Invalid("ID_INVALID", "execution_id is empty", field="execution_id")
+
+
+def _resources(resources: Iterable[pb.Resource]) -> tuple[list[File], list[Repository]]:
+    files, repositories = [], []
+    for resource in resources:
+        if resource.WhichOneof("source") == "git_repository":
+            said = resource.git_repository
+            repositories.append(Repository(resource.mount_path, said.url, said.ref))
+        else:
+            files.append(_file(resource))
+    return files, repositories
 
 
 def _file(resource: pb.Resource) -> File:

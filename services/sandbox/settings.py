@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.kit.settings import REQUIRED, Mesh, address, existing, flag, path, setting, url, whole
+from services.sandbox.seeds import SeedSettings
+from services.sandbox.seeds_rules import Sources, parse_sources
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,38 @@ class Settings(Mesh):
     allow_unisolated: bool = setting(
         "HANDMESH_ALLOW_UNISOLATED", flag, False, "1 lets the process backend run tools without any isolation."
     )
+    git_allow: Sources = setting(
+        "HANDMESH_GIT_ALLOW",
+        parse_sources,
+        Sources(),
+        "host[:port], file:///folder, ...: git hosts that may be plain http, loopback or in a private network, and "
+        "folders of this machine whose repositories every session may have. Without it: https, public addresses.",
+    )
+    git_ca_file: Path | None = setting(
+        "HANDMESH_GIT_CA_FILE", existing, None, "PEM of the authorities that sign git hosts' certificates."
+    )
+    git_repository_mib: int = setting(
+        "HANDMESH_GIT_REPOSITORY_MIB", whole, 1024, "Most of one git repository: of its history, and of its checkout."
+    )
+    git_cache_mib: int = setting(
+        "HANDMESH_GIT_CACHE_MIB", whole, 10240, "Most of all git repositories kept; those unused longest go first."
+    )
+    git_fresh_seconds: int = setting(
+        "HANDMESH_GIT_FRESH_SECONDS", whole, 30, "How long to believe what a git host said that a branch stands for."
+    )
+    git_fetch_seconds: int = setting(
+        "HANDMESH_GIT_FETCH_SECONDS", whole, 300, "How long fetching a git repository, or checking it out, may take."
+    )
     docker_host: str | None = setting(
         "DOCKER_HOST", url, None, "Where the Docker Engine is; its usual socket if not set."
     )
+
+    def seeds(self) -> SeedSettings:
+        """Returns those of git repositories."""
+        return SeedSettings(
+            sources=self.git_allow,
+            repository_bytes=self.git_repository_mib << 20,
+            cache_bytes=self.git_cache_mib << 20,
+            fresh_seconds=float(self.git_fresh_seconds),
+            fetch_seconds=float(self.git_fetch_seconds),
+        )

@@ -27,7 +27,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from services.vault_proxy.core.origin import (
+from services.kit.origin import (
     Allowed,
     Origin,
     UrlRefused,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.kit.origin import Allowed, parse_allowed
 from services.kit.settings import (
     REQUIRED,
     Mesh,
@@ -18,7 +19,6 @@ from services.kit.settings import (
     url,
     whole,
 )
-from services.vault_proxy.core.origin import Allowed, parse_allowed
 
 
 @dataclass(frozen=True)

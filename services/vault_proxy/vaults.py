@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from services.kit import ids
 from services.kit.errors import Conflict, Exists, Full, Gone, Invalid
 from services.kit.logs import Log
+from services.kit.origin import Origin, UrlRefused, origin_of
 from services.vault_proxy import trail
-from services.vault_proxy.core.origin import Origin, UrlRefused, origin_of
 from services.vault_proxy.ports import CredentialStore, Document
 from services.vault_proxy.secret import Secret
 

@@ -21,6 +21,7 @@ from services.sandbox.hand import File, HandSettings, SandboxInfo
 from services.sandbox.pool import Pools
 from services.sandbox.records import Records
 from services.sandbox.sandboxes import Call, Sandboxes
+from tests.support.git import planting
 
 SIZE = 3
 
@@ -72,7 +73,7 @@ async def standing(state: Path, known: Environments, run: bool = True) -> AsyncI
     backends = Backends(HandSettings(state, allow_unisolated=True))
     pools = Pools(backends, known)
     running = asyncio.create_task(pools.run()) if run else None
-    yield Stand(state, backends, pools, Sandboxes(backends, known, pools))
+    yield Stand(state, backends, pools, Sandboxes(backends, known, pools, planting=planting(state)))
     if running is not None:
         running.cancel()
         await asyncio.wait({running})
@@ -220,7 +221,9 @@ async def test_a_pool_that_cannot_be_filled_waits_longer_and_longer(
     running = asyncio.create_task(pools.run())
     await until(lambda: len(failures) > 2)
     with pytest.raises(Refused):
-        await Sandboxes(backends, environments(), pools).provision("process", "", "", "", 0, [])
+        await Sandboxes(backends, environments(), pools, planting=planting(tmp_path)).provision(
+            "process", "", "", "", 0, []
+        )
     running.cancel()
     assert failures[:3] == [1, 2, 3]
     await asyncio.wait({running})

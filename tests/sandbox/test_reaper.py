@@ -29,6 +29,7 @@ from services.sandbox.sandboxes import Call, Sandboxes
 from services.sandbox.session_client import SessionClient
 from tests.sandbox.service_process import Service
 from tests.session.running import make_settings, running
+from tests.support.git import planting
 from tests.support.nats import NatsServer
 
 OVER, MISSING, LIVES, UNKNOWN = Fate.OVER, Fate.MISSING, Fate.LIVES, Fate.UNKNOWN
@@ -94,7 +95,7 @@ class Told:
 async def reaping(state: Path, sessions: Told | None, idle_seconds: float = 1e9) -> AsyncIterator[Sandboxes]:
     """Sandboxes that are plain processes, with a reaper that runs. What is left is released at the end."""
     backends = Backends(HandSettings(state, allow_unisolated=True))
-    sandboxes = Sandboxes(backends, BUILT_IN)
+    sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(state))
     task = asyncio.create_task(Reaper(sandboxes, backends, sessions, idle_seconds).run())
     yield sandboxes
     task.cancel()

@@ -25,6 +25,7 @@ from services.sandbox.environments import BUILT_IN
 from services.sandbox.hand import HandSettings
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.server import SandboxServicer
+from tests.support.git import planting
 from tests.support.mesh_server import served
 
 NAME = "handmesh.sandbox.v1.SandboxService"
@@ -38,7 +39,7 @@ OK, TOOL_ERROR, INTERRUPTED = (
 async def stub(tmp_path: Path) -> AsyncIterator[Any]:
     """The service, as a client with an API key sees it; its sandboxes are released at the end."""
     backends = Backends(HandSettings(tmp_path / "state", allow_unisolated=True))
-    sandboxes = Sandboxes(backends, BUILT_IN)
+    sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(tmp_path))
     servicer = SandboxServicer(sandboxes)
     async with served(
         tmp_path, "sandbox", lambda server: add_SandboxServiceServicer_to_server(servicer, server), NAME
@@ -217,7 +218,11 @@ async def test_bad_calls_are_refused_with_a_reason(stub: Any) -> None:
         (pb.Resource(mount_path="/etc/x", file=pb.File()), "INVALID_ARGUMENT", "RESOURCE_INVALID"),
         (pb.Resource(mount_path="/workspace/x"), "INVALID_ARGUMENT", "RESOURCE_INVALID"),
         (pb.Resource(mount_path="/workspace/x", file=TOO_LARGE), "INVALID_ARGUMENT", "RESOURCE_INVALID"),
-        (pb.Resource(mount_path="/workspace/x", git_repository=pb.GitRepository()), "UNIMPLEMENTED", "UNIMPLEMENTED"),
+        (
+            pb.Resource(mount_path="/workspace/x", git_repository=pb.GitRepository()),
+            "INVALID_ARGUMENT",
+            "RESOURCE_INVALID",
+        ),
     ],
 )
 async def test_bad_resources_make_no_sandbox(stub: Any, resource: pb.Resource, code: str, reason: str) -> None:
@@ -265,7 +270,7 @@ async def test_environments_say_whether_they_can_be_followed(stub: Any) -> None:
 async def test_no_isolation_is_never_a_fallback(tmp_path: Path) -> None:
     """The unisolated backend refuses unless it is allowed, and names the switch; an engine that is not there, too."""
     backends = Backends(HandSettings(tmp_path / "state", docker_host="unix:///nowhere.sock"))
-    servicer = SandboxServicer(Sandboxes(backends, BUILT_IN))
+    servicer = SandboxServicer(Sandboxes(backends, BUILT_IN, planting=planting(tmp_path)))
     async with (
         served(tmp_path, "sandbox", lambda server: add_SandboxServiceServicer_to_server(servicer, server), NAME) as it,
         it.as_client() as channel,

@@ -47,6 +47,7 @@ class MemoryLog:
         self.blobs: dict[str, bytes] = {}
         self.fetched: list[str] = []
         self.blob_refusal: ServiceError | None = None
+        self.clock = 0.0  # Unix time, seconds, of what is appended
         self._news = asyncio.Condition()
         self._append([Event(event_id="start", session_started=SessionStarted(config=config))], 0)
         self._append([message(first, "m1")], 0)
@@ -98,7 +99,8 @@ class MemoryLog:
                 raise Refused("TOOL_CALL_SETTLED", "settled")
             first = self._append(events, epoch)
             self._news.notify_all()
-        return Appended(first, "grant" if events[0].HasField("harness_woke") else "")
+        grant = "grant" if events[0].HasField("harness_woke") else ""
+        return Appended(first, grant, int(self.clock * 1e9))
 
     def _append(self, events: Sequence[Event], epoch: int) -> int:
         first = len(self.events) + 1
@@ -106,6 +108,7 @@ class MemoryLog:
             stored = Event()
             stored.CopyFrom(event)
             stored.position, stored.epoch = position, epoch
+            stored.emit_time.FromNanoseconds(int(self.clock * 1e9))
             self.events.append(stored)
         return first
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from handmesh.launcher.ca import ensure_certificates
-from services.vault_proxy.core.origin import Allowed, UrlRefused, parse_allowed
+from services.kit.origin import Allowed, UrlRefused, parse_allowed
 from services.vault_proxy.outbound import BODY_BYTES, BodyRefused, Exchange, Failure, Outbound, observe
 from services.vault_proxy.secret import Secret
+from tests.kit.test_origin import REFUSED_ADDRESSES, REFUSED_URLS
 from tests.vault_proxy.strange_server import Reply, StrangeServer, strange_server
-from tests.vault_proxy.test_origin import REFUSED_ADDRESSES, REFUSED_URLS
 
 KEY = "canary-outbound"
 

@@ -94,6 +94,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """
     ERROR_REASON_TOOL_CALL_UNKNOWN: _ErrorReason.ValueType  # 24
     """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+    ERROR_REASON_CALL_HASH_MISMATCH: _ErrorReason.ValueType  # 90
+    """`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
+    `call_hash` is another one. Metadata: `tool_use_id`.
+    """
     ERROR_REASON_LOG_UNAVAILABLE: _ErrorReason.ValueType  # 25
     """`UNAVAILABLE`. The log's store cannot be reached."""
     ERROR_REASON_LOG_INVALID: _ErrorReason.ValueType  # 26
@@ -308,6 +312,10 @@ ERROR_REASON_TOOL_CALL_SETTLED: ErrorReason.ValueType  # 23
 """
 ERROR_REASON_TOOL_CALL_UNKNOWN: ErrorReason.ValueType  # 24
 """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+ERROR_REASON_CALL_HASH_MISMATCH: ErrorReason.ValueType  # 90
+"""`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
+`call_hash` is another one. Metadata: `tool_use_id`.
+"""
 ERROR_REASON_LOG_UNAVAILABLE: ErrorReason.ValueType  # 25
 """`UNAVAILABLE`. The log's store cannot be reached."""
 ERROR_REASON_LOG_INVALID: ErrorReason.ValueType  # 26

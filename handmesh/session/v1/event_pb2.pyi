@@ -35,8 +35,8 @@ class _TurnEndReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TurnEndR
     TURN_END_REASON_INTERRUPTED: _TurnEndReason.ValueType  # 2
     """An `InterruptRequested` was obeyed."""
     TURN_END_REASON_LIMIT: _TurnEndReason.ValueType  # 3
-    """A limit was reached: of the session's budgets, of calls in one turn, or of
-    the length of one answer.
+    """A limit was reached: of the length of one answer, or of calls of the model
+    in one turn where the session's budgets name none.
     """
     TURN_END_REASON_FAILED: _TurnEndReason.ValueType  # 4
     """An error that the same turn will not mend."""
@@ -53,8 +53,8 @@ TURN_END_REASON_DONE: TurnEndReason.ValueType  # 1
 TURN_END_REASON_INTERRUPTED: TurnEndReason.ValueType  # 2
 """An `InterruptRequested` was obeyed."""
 TURN_END_REASON_LIMIT: TurnEndReason.ValueType  # 3
-"""A limit was reached: of the session's budgets, of calls in one turn, or of
-the length of one answer.
+"""A limit was reached: of the length of one answer, or of calls of the model
+in one turn where the session's budgets name none.
 """
 TURN_END_REASON_FAILED: TurnEndReason.ValueType  # 4
 """An error that the same turn will not mend."""
@@ -450,6 +450,7 @@ class ModelReplied(message.Message):
     PREFIX_HASH_FIELD_NUMBER: builtins.int
     STOP_SEQUENCE_FIELD_NUMBER: builtins.int
     STOP_DETAILS_JSON_FIELD_NUMBER: builtins.int
+    COST_MICROS_FIELD_NUMBER: builtins.int
     content_json: builtins.str
     """JSON: the array of content blocks, byte for byte as the model sent them.
     Over the limit of an event: a reference to the blob that holds all of it
@@ -482,6 +483,10 @@ class ModelReplied(message.Message):
     """JSON: what the API says of its stop reason, such as a refusal's category;
     empty when it says nothing.
     """
+    cost_micros: builtins.int
+    """What it cost at that time's prices, in millionths of a US dollar. Unset
+    when no price of the model is known.
+    """
     @builtins.property
     def usage(self) -> TokenUsage:
         """What it cost."""
@@ -500,12 +505,15 @@ class ModelReplied(message.Message):
         prefix_hash: builtins.str = ...,
         stop_sequence: builtins.str = ...,
         stop_details_json: builtins.str = ...,
+        cost_micros: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "cost_micros", b"cost_micros", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content_json", b"content_json", "message_id", b"message_id", "model", b"model", "prefix_hash", b"prefix_hash", "prompt_hash", b"prompt_hash", "read_position", b"read_position", "request_hash", b"request_hash", "stop_details_json", b"stop_details_json", "stop_reason", b"stop_reason", "stop_sequence", b"stop_sequence", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "content_json", b"content_json", "cost_micros", b"cost_micros", "message_id", b"message_id", "model", b"model", "prefix_hash", b"prefix_hash", "prompt_hash", b"prompt_hash", "read_position", b"read_position", "request_hash", b"request_hash", "stop_details_json", b"stop_details_json", "stop_reason", b"stop_reason", "stop_sequence", b"stop_sequence", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cost_micros: _TypeAlias = typing.Literal["cost_micros"]  # noqa: Y015
+    _WhichOneofArgType__cost_micros: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_micros) -> _WhichOneofReturnType__cost_micros | None: ...
 
 @typing.final
 class TokenUsage(message.Message):
@@ -674,7 +682,9 @@ class ToolConfirmationRequested(message.Message):
 
 @typing.final
 class ToolConfirmed(message.Message):
-    """A person decided about a tool call. The first decision counts."""
+    """A person decided about a tool call. The first decision counts. A decision
+    that was made about another call than the stored one is refused.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -689,7 +699,9 @@ class ToolConfirmed(message.Message):
     message: builtins.str
     """What to tell the model when it may not."""
     call_hash: builtins.str
-    """The `call_hash` that the person saw."""
+    """The `call_hash` that the person saw. A call is allowed by it only; to
+    decline one it may be empty.
+    """
     def __init__(
         self,
         *,
@@ -713,28 +725,38 @@ class CustomToolRequested(message.Message):
     TOOL_USE_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     INPUT_JSON_FIELD_NUMBER: builtins.int
+    DUE_TIME_FIELD_NUMBER: builtins.int
     tool_use_id: builtins.str
     """The model's id for the call."""
     name: builtins.str
     """The tool."""
     input_json: builtins.str
     """JSON: the input, as the model wrote it."""
+    @builtins.property
+    def due_time(self) -> timestamp_pb2.Timestamp:
+        """When the call is settled as timed out, unless it was answered before. Unset
+        means never.
+        """
+
     def __init__(
         self,
         *,
         tool_use_id: builtins.str = ...,
         name: builtins.str = ...,
         input_json: builtins.str = ...,
+        due_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["due_time", b"due_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["input_json", b"input_json", "name", b"name", "tool_use_id", b"tool_use_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["due_time", b"due_time", "input_json", b"input_json", "name", b"name", "tool_use_id", b"tool_use_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class CustomToolAnswered(message.Message):
-    """A client has run a tool call. The first answer counts."""
+    """A client has run a tool call. The first answer counts; one that comes after
+    the call was settled, by time or by an interrupt, is refused.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -773,6 +795,8 @@ class TurnEnded(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     READ_POSITION_FIELD_NUMBER: builtins.int
     STOP_REASON_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    COST_MICROS_FIELD_NUMBER: builtins.int
     reason: TurnEndReason.ValueType
     """Why."""
     read_position: builtins.int
@@ -781,16 +805,26 @@ class TurnEnded(message.Message):
     """
     stop_reason: builtins.str
     """The model's stop reason, when it was the model that ended the turn."""
+    cost_micros: builtins.int
+    """What the turn cost, in millionths of a US dollar, as far as prices are
+    known.
+    """
+    @builtins.property
+    def usage(self) -> TokenUsage:
+        """What the turn used."""
+
     def __init__(
         self,
         *,
         reason: TurnEndReason.ValueType = ...,
         read_position: builtins.int = ...,
         stop_reason: builtins.str = ...,
+        usage: TokenUsage | None = ...,
+        cost_micros: builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["read_position", b"read_position", "reason", b"reason", "stop_reason", b"stop_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cost_micros", b"cost_micros", "read_position", b"read_position", "reason", b"reason", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -934,7 +968,9 @@ class ContextCompacted(message.Message):
 
 @typing.final
 class ConfigChanged(message.Message):
-    """The session's configuration changed. It holds from the next turn on."""
+    """The session's configuration changed. It holds from the next turn on; its
+    budgets hold at once.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -956,7 +992,9 @@ class ConfigChanged(message.Message):
 
 @typing.final
 class BudgetReached(message.Message):
-    """A limit was reached."""
+    """A limit was reached: the session pauses where it is. It goes on after a
+    `ConfigChanged` that raises the limit; an interrupt ends its turn.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -966,9 +1004,9 @@ class BudgetReached(message.Message):
     budget: builtins.str
     """The field of `Budgets`."""
     limit: builtins.int
-    """The limit."""
+    """The limit, in the field's unit; time in milliseconds."""
     used: builtins.int
-    """What was used."""
+    """What was used, in the same unit."""
     def __init__(
         self,
         *,

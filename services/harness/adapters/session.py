@@ -12,7 +12,8 @@ from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2 import (
     DownloadBlobRequest,
     EmitEventsRequest,
-    GetSessionRequest,
+    OfferWorkRequest,
+    OfferWorkResponse,
     Preview,
     PublishPreviewsRequest,
     UploadBlobRequest,
@@ -39,13 +40,12 @@ if TYPE_CHECKING:
 _log = Log("services.harness.adapters.session")
 
 
-async def harness_type_of(stub: SessionServiceAsyncStub, session_id: str) -> str:
-    """Asks for a session's harness type. Raises Gone and Unavailable."""
+async def offer(stub: SessionServiceAsyncStub, session_id: str) -> OfferWorkResponse:
+    """Sees to it that a session which needs a harness is offered to one. Raises Gone and Unavailable."""
     try:
-        answer = await stub.GetSession(GetSessionRequest(session_id=session_id), timeout=EMIT_SECONDS)
+        return await stub.OfferWork(OfferWorkRequest(session_id=session_id), timeout=EMIT_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise raised(error) from None
-    return answer.session.config.harness or "messages"
 
 
 class RemoteLog:
@@ -84,7 +84,8 @@ class RemoteLog:
         except grpc.aio.AioRpcError as error:
             raise raised(error) from None
         grant = next((value for key, value in trailing or () if key == GRANT_KEY), "")
-        return Appended(answer.first_position, grant if isinstance(grant, str) else grant.decode())
+        grant = grant if isinstance(grant, str) else grant.decode()
+        return Appended(answer.first_position, grant, answer.emit_time.ToNanoseconds())
 
     async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
         """Keeps something big beside the log (see `SessionLog.put_blob`)."""

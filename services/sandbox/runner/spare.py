@@ -13,7 +13,7 @@ import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
-from . import files, processes, search, shell
+from . import files, processes, search, seedling, shell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ FILE_TOOLS: dict[str, Callable[[str, dict[str, Any]], files.Answer]] = {
     "glob": search.glob,
     "grep": search.grep,
     "_put": files.put,
+    "_plant": seedling.plant,
 }
 
 

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 
 from services.kit.errors import Denied
 from services.kit.logs import Log
+from services.kit.origin import UrlRefused
 from services.vault_proxy.core.catalog import MOST_TOOLS
-from services.vault_proxy.core.origin import UrlRefused
 from services.vault_proxy.mcp.problems import CredentialRefused, ServerLost, SessionLost
 from services.vault_proxy.outbound import BODY_BYTES, Exchange, Failure, Outbound, observe
 from services.vault_proxy.quiet import silence

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.kit.errors import Denied, Full, Refused, ServiceError
 from services.kit.logs import Log
+from services.kit.origin import Allowed, UrlRefused, origin_of
 from services.vault_proxy.core import catalog
 from services.vault_proxy.core.catalog import Catalog
-from services.vault_proxy.core.origin import Allowed, UrlRefused, origin_of
 from services.vault_proxy.core.scrub import NoScrubber, Scrubber
 from services.vault_proxy.grants import Access, Server
 from services.vault_proxy.mcp.problems import CredentialRefused, ServerLost, SessionLost

@@ -22,6 +22,7 @@ from services.harness.loops.messages.renditions import render
 from services.harness.loops.messages.request import Request, written
 from services.harness.loops.messages.state import State, retried
 from services.harness.loops.messages.view import Block, conversation, view
+from services.harness.model_profiles import cost_micros
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.kit.errors import Full, Invalid, Refused
 from services.kit.logs import Log
@@ -64,6 +65,7 @@ class Asking:
             content_json=await self._journal.shelf.fitted_reply(answer.content),
             stop_reason=answer.stop_reason,
             usage=answer.usage,
+            cost_micros=cost_micros(answer.model, codec.usage_of(answer.usage)),
             message_id=answer.message_id,
             request_hash=request.request_hash,
             prompt_hash=request.prompt_hash,
@@ -118,8 +120,8 @@ class Asking:
 
     async def _end(self, part: str, reason: str, message: str, retryable: bool, state: State) -> None:
         epoch, head = self._journal.epoch, self._state().head
-        raised = codec.error_raised(epoch, head, part, reason, message, retryable)
-        await self._journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, ""))
+        raised, used = codec.error_raised(epoch, head, part, reason, message, retryable), state.used.in_turn
+        await self._journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, "", used))
 
 
 def _check(answer: Answer, state: State) -> None:

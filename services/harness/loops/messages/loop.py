@@ -22,6 +22,8 @@ from services.harness.ports import Ports, Progress, SessionLog
 from services.kit import ids
 from services.kit.logs import Log
 
+LINGER_SECONDS = 10.0  # a rest that is shorter is spent here: being woken again costs more
+
 _log = Log("services.harness.loops.messages")
 
 
@@ -30,18 +32,20 @@ class MessagesType:
 
     description = "Claude through the Messages API, with the session's hands, servers and custom tools."
 
-    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> None:
+    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> float | None:
         """Takes the session up and works until there is nothing to do (see `HarnessType.run`)."""
         turn = Turn(log, ports, progress)
         try:
             await turn.journal.open()
-            if isinstance(core.decide(turn.state), core.Rest):
-                return
+            action = core.decide(turn.state, ports.now())
+            if isinstance(action, core.Rest):
+                return action.until
             await turn.journal.take_up(codec.woke(ids.mint("woke"), "messages", instance))
             progress.took_up(turn.journal.epoch)
-            await turn.work()
+            return await turn.work()
         except Fenced:
             _log.info("another harness owns the session", session_id=log.session_id, epoch=turn.journal.epoch)
+            return None
         finally:
             await turn.close()
 
@@ -62,19 +66,27 @@ class Turn:
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
 
-    async def work(self) -> None:
-        """Works until the state says to rest. The model's library loads while tools are looked up or run."""
+    async def work(self) -> float | None:
+        """Works until the state says to rest; returns until when, if not only until something happens.
+
+        The model's library loads while tools are looked up or run.
+        """
         self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         while True:
             self.journal.check()
-            head, action = self.state.head, core.decide(self.state)
+            head, now = self.state.head, self._ports.now()
+            action = core.decide(self.state, now)
             if isinstance(action, core.Rest):
                 await self.cancel()
+                if action.until is not None and action.until - now <= LINGER_SECONDS:
+                    await self._wait(head, max(0.0, action.until - now))
+                    continue
                 _log.info("resting", session_id=self.journal.log.session_id, why=action.why)
-                return
+                return action.until
             if await self._act(action):
                 continue
-            await self._wait(head)
+            due = core.due(self.state, now)
+            await self._wait(head, None if due is None else due - now)
 
     async def _act(self, action: core.Action) -> bool:
         """Does or starts what was decided. Tells whether it was done at once."""
@@ -82,15 +94,21 @@ class Turn:
             case core.EndTurn(reason=reason, read=read):
                 await self.cancel()
                 stop = self.state.reply.stop_reason if self.state.reply and reason != "INTERRUPTED" else ""
-                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop)
+                used = self.state.used.in_turn
+                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop, used)
                 await self.journal.propose(ended)
             case core.FinishCall(call=call, result=result):
-                await self.journal.say(codec.call_finished(call.id, *await self.journal.shelf.fitted(result)))
+                await self.cancel(call.id)
+                settled = codec.call_finished(call.id, *await self.journal.shelf.fitted(result))
+                await self.journal.propose(settled)  # only proposed: a client's answer may have come before
             case core.AskConfirmation(call=call):
                 position = self.state.reply.position if self.state.reply else 0
                 await self.journal.propose(codec.confirmation_asked(self.journal.log.session_id, position, call))
-            case core.AskClient(call=call):
-                await self.journal.propose(codec.custom_asked(call))
+            case core.AskClient(call=call, due=due):
+                await self.journal.propose(codec.custom_asked(call, due))
+            case core.Pause(reached=reached):
+                await self.cancel()
+                await self.journal.propose(codec.budget_reached(self.journal.epoch, self.state.head, reached))
             case core.Settle(calls=calls):
                 await self.cancel()
                 await self._calls.settle(calls)
@@ -104,7 +122,7 @@ class Turn:
                     self._start(run.call.id, self._calls.run(run))
                 return False
             case core.AskModel():
-                self._start("model", self._ask(action))
+                self._start("model", self._ask())
                 return False
         return True
 
@@ -115,11 +133,11 @@ class Turn:
         self._progress.step(key)
         self._tasks[key] = asyncio.create_task(work, name=key)
 
-    async def _wait(self, head: int) -> None:
-        """Waits until an event came or a task ended. Raises what a task raised."""
+    async def _wait(self, head: int, seconds: float | None = None) -> None:
+        """Waits until an event came, a task ended or some time has passed. Raises what a task raised."""
         news = asyncio.create_task(self.journal.wait(head))
         try:
-            await asyncio.wait({news, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({news, *self._tasks.values()}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             news.cancel()
         stopped = news.exception() if news.done() and not news.cancelled() else None
@@ -130,17 +148,16 @@ class Turn:
         if stopped is not None:
             raise stopped
 
-    async def cancel(self) -> None:
-        """Stops everything that is being done. What hands do goes on: they are asked by their ids."""
-        running = [task for task in self._tasks.values() if not task.done()]
-        for task in running:
+    async def cancel(self, *keys: str) -> None:
+        """Stops what is being done, all of it or what these keys name. What hands do goes on, by its ids."""
+        stopped = [self._tasks.pop(key) for key in keys or tuple(self._tasks) if key in self._tasks]
+        for task in stopped:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
-        for task in self._tasks.values():
+        if stopped:
+            await asyncio.wait(stopped)
+        for task in stopped:
             if not task.cancelled():
                 task.exception()  # what one of them raised has ended the run; the others' say the same
-        self._tasks.clear()
 
     async def close(self) -> None:
         """Ends the run: nothing of it goes on in this process."""
@@ -150,8 +167,7 @@ class Turn:
             await asyncio.wait({self._newest})
         await self.journal.close()
 
-    async def _ask(self, action: core.AskModel) -> None:
+    async def _ask(self) -> None:
         """Asks the model and says what it answered, or that it did not."""
-        await asyncio.sleep(max(0.0, action.not_before - self._ports.now()))
         assert self._newest is not None
         await self._asking.ask(await asyncio.shield(self._newest))

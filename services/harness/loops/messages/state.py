@@ -1,4 +1,7 @@
-"""What a log says as a whole: `fold(state, fact) -> state`, at the same cost however long the log is."""
+"""What a log says as a whole: `fold(state, fact) -> state`, at the same cost however long the log is.
+
+A turn is open from a message on until a `TurnEnded` that has read it, as for the session service (its `core.py`).
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,24 @@ from services.harness.core import (
     Fact,
     Interrupt,
     Message,
+    OfCall,
     Offered,
     Other,
+    Paused,
     Provisioned,
     Rendered,
     Replied,
     Retry,
     SessionOver,
     Started,
+    Step,
     ToolCall,
     ToolResult,
     Unknown,
     Woke,
 )
+from services.harness.model_profiles import DEAREST
+from services.harness.usage import NO_USAGE, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +51,9 @@ class Call:
     started: CallStarted | None = None
     result: ToolResult | None = None
     finished_at: int = 0
-    asked: bool = False
+    asked: ConfirmationAsked | None = None
     verdict: Confirmed | None = None
-    handed_out: bool = False
+    handed_out: CustomAsked | None = None
     answer: ToolResult | None = None
 
 
@@ -81,6 +89,23 @@ class Plainness:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """What counts against the session's budgets. `worked` is in seconds, without the time since `busy_since`.
+
+    Costs of answers without a known price are in it, at the dearest one. `in_turn` is what the log says of the open
+    turn: what is not priced costs nothing there.
+    """
+
+    turns: int = 0
+    tool_calls: int = 0
+    model_calls: int = 0  # in the open turn
+    in_all: Usage = NO_USAGE
+    in_turn: Usage = NO_USAGE
+    worked: float = 0.0
+    busy_since: float = 0.0  # the last event of the harness that has the session; 0 before any
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything that deciding needs of a log. `head` is the position of its last event."""
 
@@ -88,15 +113,16 @@ class State:
     epoch: int = 0
     config: Config = field(default_factory=Config)
     next_config: Config | None = None
-    settled: int = 0
-    unread: tuple[int, ...] = ()
-    interrupt: int = 0
+    message: int = 0  # position of the last one
+    settled: int = 0  # what turns have read that have ended
+    interrupt: int = 0  # one that no turn has obeyed yet
     reply: Replied | None = None
-    calls: Mapping[str, Call] = field(default_factory=dict)
+    calls: Mapping[str, Call] = field(default_factory=dict)  # of the last reply
     offers: Mapping[str, Offered] = field(default_factory=dict)
     sandboxes: Mapping[str, Provisioned] = field(default_factory=dict)
     generations: Mapping[str, int] = field(default_factory=dict)
-    model_calls: int = 0
+    used: Used = field(default_factory=Used)
+    paused: str = ""  # the budget
     retry: Retry | None = None
     plainness: Plainness = field(default_factory=lambda: Plainness())
     renditions: Mapping[str, str] = field(default_factory=dict)
@@ -104,37 +130,31 @@ class State:
     unknown: str = ""
     conversation: Link | None = None
 
+    @property
+    def turn_open(self) -> bool:
+        """Whether a message is not dealt with."""
+        return self.message > self.settled
+
 
 def fold(state: State, fact: Fact) -> State:
     """Adds one fact to what is known. Costs the same however long the log is."""
-    state = replace(state, head=fact.position)
+    used = _timed(state.used, fact) if fact.time else state.used
+    state = replace(state, head=fact.position, used=used)
     match fact:
         case Started(config=config):
             return replace(state, config=config)
         case Configured(config=config):
             return _configured(state, config)
         case Message(position=position):
-            return replace(state, unread=(*state.unread, position), conversation=Link(fact, state.conversation))
+            return replace(state, message=position, conversation=Link(fact, state.conversation))
         case Interrupt(position=position):
-            return replace(state, interrupt=position)
+            return replace(state, interrupt=position if state.turn_open else 0)
         case Woke(position=position):
             return replace(state, epoch=position)
         case Offered(hand=hand):
             return replace(state, offers={**state.offers, hand: fact})
         case Replied():
-            calls = {call.id: Call(call) for call in fact.calls}
-            grown, shown = Link(fact, state.conversation), state.plainness
-            if shown.try_plain or shown.try_short:
-                shown = Plainness(max(shown.plain, shown.try_plain), max(shown.short, shown.try_short))
-            return replace(
-                state,
-                reply=fact,
-                calls=calls,
-                model_calls=state.model_calls + 1,
-                retry=None,
-                conversation=grown,
-                plainness=shown,
-            )
+            return _replied(state, fact)
         case Provisioned(hand=hand, generation=generation):
             made = {**state.generations, hand: generation}
             return replace(state, sandboxes={**state.sandboxes, hand: fact}, generations=made)
@@ -147,6 +167,8 @@ def fold(state: State, fact: Fact) -> State:
             return replace(state, renditions={**state.renditions, source: content})
         case Ended(read=read):
             return _turned(state, read)
+        case Paused(budget=budget):
+            return replace(state, paused=budget or "?")
         case SessionOver():
             return replace(state, over=True)
         case Unknown(kind=kind):
@@ -177,10 +199,20 @@ def fold_all(facts: Iterable[Fact]) -> State:
     return state
 
 
+def _timed(used: Used, fact: Fact) -> Used:
+    """Counts the time between two events of one harness: what lies before a harness wakes was nobody's work."""
+    if isinstance(fact, Woke):
+        return replace(used, busy_since=fact.time)
+    if not isinstance(fact, Step | Paused) or not used.busy_since:
+        return used
+    return replace(used, worked=used.worked + max(0.0, fact.time - used.busy_since), busy_since=fact.time)
+
+
 def _configured(state: State, config: Config) -> State:
-    """Takes a new configuration at once when no turn is open, else at its end."""
-    if state.unread or (state.calls and any(call.result is None for call in state.calls.values())):
-        return replace(state, next_config=config)
+    """Takes a new configuration at once when no turn is open, else at its end; budgets at once."""
+    state = replace(state, paused="")
+    if state.turn_open:
+        return replace(state, config=replace(state.config, budgets=config.budgets), next_config=config)
     return _under(config, state)
 
 
@@ -191,35 +223,50 @@ def _under(config: Config, state: State) -> State:
     return replace(state, config=config, next_config=None, offers={}, sandboxes=kept)
 
 
+def _replied(state: State, reply: Replied) -> State:
+    used, said = state.used, reply.usage
+    counted = said if reply.priced else replace(said, cost_micros=DEAREST.of(said))
+    used = replace(used, model_calls=used.model_calls + 1, in_all=used.in_all + counted, in_turn=used.in_turn + said)
+    calls = {call.id: Call(call) for call in reply.calls}
+    conversation, shown = Link(reply, state.conversation), state.plainness
+    if shown.try_plain or shown.try_short:
+        shown = Plainness(max(shown.plain, shown.try_plain), max(shown.short, shown.try_short))
+    return replace(state, reply=reply, calls=calls, used=used, retry=None, conversation=conversation, plainness=shown)
+
+
 def _turned(state: State, read: int) -> State:
-    shown = Plainness(state.plainness.plain, state.plainness.short)
-    unread = tuple(at for at in state.unread if at > read)
-    ended = replace(state, settled=read, unread=unread, model_calls=0, retry=None, plainness=shown)
+    used = replace(state.used, turns=state.used.turns + 1, model_calls=0, in_turn=NO_USAGE)
+    settled, shown = max(state.settled, read), Plainness(state.plainness.plain, state.plainness.short)
+    ended = replace(state, settled=settled, used=used, retry=None, paused="", plainness=shown)
+    if settled >= state.interrupt or not ended.turn_open:
+        ended = replace(ended, interrupt=0)
     return ended if ended.next_config is None else _under(ended.next_config, ended)
 
 
-def _called(
-    state: State, fact: CallStarted | CallFinished | ConfirmationAsked | Confirmed | CustomAsked | CustomAnswered
-) -> State:
+def _called(state: State, fact: OfCall) -> State:
     call = state.calls.get(fact.id)
-    if call is None:
+    if call is None or call.result is not None:
         return state
     match fact:
         case CallStarted():
+            state = state if call.started else _sent(state)
             call = replace(call, started=fact)
         case CallFinished(position=position, result=result):
-            if call.result is not None:
-                return state
             call = replace(call, result=result, finished_at=position)
             state = replace(state, conversation=Link(fact, state.conversation))
         case ConfirmationAsked():
-            call = replace(call, asked=True)
+            call = replace(call, asked=fact)
         case Confirmed():
             call = replace(call, verdict=call.verdict or fact)
         case CustomAsked():
-            call = replace(call, handed_out=True)
+            state = state if call.handed_out else _sent(state)
+            call = replace(call, handed_out=fact)
         case CustomAnswered(result=result):
             call = replace(call, answer=call.answer or result)
         case _:
             assert_never(fact)
     return replace(state, calls={**state.calls, fact.id: call})
+
+
+def _sent(state: State) -> State:
+    return replace(state, used=replace(state.used, tool_calls=state.used.tool_calls + 1))

@@ -20,7 +20,7 @@ from services.harness import images
 from services.harness.blocks import REFERENCE, text_block
 from services.harness.core import CallFinished, Message, Replied, ToolResult
 from services.harness.loops.messages import plain
-from services.harness.loops.messages.core import routes_of
+from services.harness.loops.messages.policies import routes_of
 from services.harness.loops.messages.state import State
 
 MAX_OUTPUT_TOKENS = 16_384  # of one answer, when the session names no other

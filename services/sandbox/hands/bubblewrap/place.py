@@ -19,6 +19,7 @@ from services.sandbox.local_process import LocalProcess, listen
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import archive, told
 from services.sandbox.runner_hand import SOCKET
+from services.sandbox.seeds_mount import mount
 
 _LOG = "start.log"
 
@@ -101,6 +102,11 @@ class Bubblewrap:
                 break
             await asyncio.sleep(0.01)
         self._users.give_back(record.sandbox_id)
+
+    async def graft(self, record: Record, path: str, tree: Path) -> bool:
+        """See `Place.graft`."""
+        process = LocalProcess.known(record.facts)
+        return process is not None and process.lives() and await mount(process.pid, path, tree)
 
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ from services.sandbox.hands.docker.engine import BACKEND, Engine, remove, state,
 from services.sandbox.hands.docker.images import Image, Images
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import NAME, archive
+from services.sandbox.seeds_mount import mount
 
 if TYPE_CHECKING:
     import docker
 
+_SHARED_KERNEL = ("runc", "crun")  # others keep mounts of their own, where ours would not be seen
 _LABEL = "handmesh."
 
 # What an engine says of itself -> the limit that it cannot enforce when it says no.
@@ -94,6 +97,22 @@ class Containers:
         """See `Place.destroy`."""
         await self._engine.ask(lambda client: remove(client, _name(record)))
 
+    async def graft(self, record: Record, path: str, tree: Path) -> bool:
+        """See `Place.graft`. Only where this service is root on the engine's machine, and the kernel is that one's."""
+
+        def process(client: docker.APIClient) -> int:
+            from docker.errors import NotFound
+
+            try:
+                seen = client.inspect_container(_name(record))
+            except NotFound:
+                return 0
+            shared = seen["HostConfig"]["Runtime"] in _SHARED_KERNEL
+            return int(seen["State"]["Pid"]) if shared and _is_its(int(seen["State"]["Pid"]), seen["Id"]) else 0
+
+        pid = await self._engine.ask(process) if os.geteuid() == 0 else 0
+        return pid > 0 and await mount(pid, path, tree)
+
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
         try:
@@ -121,6 +140,14 @@ class Containers:
         """See `Place.close`."""
         await self._images.close()
         await self._engine.close()
+
+
+def _is_its(pid: int, container: str) -> bool:
+    """Says whether a process of this machine is the container's: the engine may be on another one."""
+    try:
+        return container in Path(f"/proc/{pid}/mountinfo").read_text()
+    except OSError:
+        return False
 
 
 def _name(record: Record) -> str:

@@ -106,6 +106,10 @@ class Unisolated:
             if survivor is not None:
                 await survivor.end()
 
+    async def graft(self, record: Record, path: str, tree: Path) -> bool:
+        """See `Place.graft`. There is no view of its own to mount it in."""
+        return False
+
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
         try:

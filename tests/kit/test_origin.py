@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.vault_proxy.core.origin import (
+from services.kit.origin import (
     Allowed,
     Origin,
     UrlRefused,
