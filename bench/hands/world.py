@@ -24,7 +24,7 @@ import grpc
 
 from handmesh.launcher.ca import ensure_certificates
 from handmesh.launcher.ports import SERVICES, free_ports
-from handmesh.launcher.processes import Command, Process
+from handmesh.launcher.processes import Command, Process, log_tail
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
@@ -152,6 +152,9 @@ async def start(*, pools: bool = False) -> AsyncIterator[World]:
             rows = (await world.stub.ListEnvironments(pb.ListEnvironmentsRequest())).environments
             world.problems = {row.backend: row.problem for row in rows if row.name.endswith("-cold")}
             yield world
+        except BaseException:
+            print(*log_tail(directory / "sandbox.log"), sep="\n", file=sys.stderr)
+            raise
         finally:
             if service.exit_code is None:
                 await world.release_all()

@@ -17,7 +17,19 @@ from typing import Any
 from services.kit.errors import Conflict, Exists, Gone, Invalid, ServiceError
 from services.kit.ids import mint
 from services.sandbox.core import digest
-from services.sandbox.hand import Chunk, File, Hand, Labels, Limits, Order, Outcome, Recipe, Result, SandboxInfo
+from services.sandbox.hand import (
+    Chunk,
+    Content,
+    File,
+    Hand,
+    Labels,
+    Limits,
+    Order,
+    Outcome,
+    Recipe,
+    Result,
+    SandboxInfo,
+)
 
 LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=64 << 20, output_file_bytes=8 << 20, seconds=60.0)
 """The limits that a stand's recipe must have. Small ones, which a check can reach."""
@@ -44,7 +56,7 @@ class Stand:
     made: list[str] = field(default_factory=list)
 
     async def sandbox(
-        self, request_id: str = "", files: Sequence[File] = (), session_id: str = "", hand: str = ""
+        self, request_id: str = "", files: Sequence[Content] = (), session_id: str = "", hand: str = ""
     ) -> SandboxInfo:
         """Makes a sandbox."""
         info = await self.hand.provision(self.recipe, self.labels(request_id, session_id, hand), files)

@@ -40,7 +40,7 @@ class Brains:
 
     async def harness(self, **more: str) -> int:
         """Starts a harness that knows all session replicas there are; returns its process id."""
-        target = self.sessions[0] if len(self.sessions) == 1 else "ipv4:" + ",".join(self.sessions)
+        target = ",".join(self.sessions)
         return (await self._start("harness", {"HANDMESH_SESSION_ADDRESS": target} | more))[0]
 
     async def session(self, address: str = "") -> int:

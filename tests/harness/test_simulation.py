@@ -1,7 +1,7 @@
 """10,000 interleavings of two harnesses over one log: who dies, stops or speaks when is chosen by seeded numbers.
 
-The log admits what the session service admits, by its own code. A failure prints the shortest list of numbers that still
-shows it: `Simulation([...]).run()` plays it again.
+The log admits what the session service admits, by its own code. A failure prints the shortest list of numbers that
+still shows it: `Simulation([...]).run()` plays it again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from services.harness.core import Confirmed, Ended, Fact, Interrupt, Message, Replied
+from services.harness.core import CallFinished, Confirmed, CustomAnswered, Ended, Fact, Interrupt, Message, Replied
 from services.harness.loops.messages import core
 from services.harness.loops.messages.state import fold_all
 from services.harness.loops.messages.view import conversation
@@ -27,7 +27,7 @@ def violations(simulation: Simulation) -> list[str]:
     """Returns what is wrong after a simulation has come to rest."""
     log = simulation.log
     found = [str(each) for each in (*check(log.seen), *check_acknowledged(log.seen, log.acknowledged))]
-    found += _executions(simulation) + _reading(log.facts)
+    found += _executions(simulation) + _reading(log.facts) + _answers(log.facts)
     state = fold_all(log.facts)
     action = core.decide(state, log.now)
     if not isinstance(action, core.Rest):
@@ -50,6 +50,13 @@ def _executions(simulation: Simulation) -> list[str]:
     found += [f"I6 {id} ran without a tool_started" for id in runs if ("tool_started", id) not in kinds]
     found += [f"I7 {id} ran though nobody allowed it" for id in runs if id in asked - allowed]
     return found + [f"I7 {names[id]} never reaches a hand" for id in runs if names[id] in ("ask_user", "no_such_tool")]
+
+
+def _answers(facts: list[Fact]) -> list[str]:
+    """I5: what a client has answered is the call's result, and no other."""
+    results = {fact.id: fact.result for fact in facts if isinstance(fact, CallFinished)}
+    lost = [it.id for it in facts if isinstance(it, CustomAnswered) and results.get(it.id, it.result) != it.result]
+    return [f"I5 the answer to {id} is not its result" for id in lost]
 
 
 def _reading(facts: list[Fact]) -> list[str]:
@@ -140,5 +147,7 @@ def test_what_is_due_is_the_next_moment_at_which_the_decision_may_change(seed: i
         due = core.due(state, now)
         later = now + 10_000.0 if due is None else due - 0.001
         first, second = core.decide(state, now), core.decide(state, later)
-        if not isinstance(first, core.AskClient):  # its deadline is counted from when it is asked
+        if isinstance(first, core.AskClient | core.Pause):  # they say how late it is
+            assert type(first) is type(second)
+        else:
             assert first == second

@@ -57,13 +57,13 @@ class Simulation:
     def run(self) -> None:
         """Runs until there is nothing left to do. Raises AssertionError when that takes too long."""
         for _ in range(MAX_STEPS):
-            if not self.choices.calm:
-                self._disturb()
-            if not self._advance() and not self._soothe():
+            roll = self.choices.pick(1 << 16)
+            self._disturb(roll % 48)
+            if not self._advance(roll // 48) and not self._soothe():
                 return
         raise AssertionError("it never rests")
 
-    def _advance(self) -> bool:
+    def _advance(self, roll: int) -> bool:
         """One step of one harness, or a new one. False: nobody has anything to do."""
         alive = self.harnesses = [each for each in self.harnesses if not self._left(each)]
         due = self.timer is not None and self.timer <= self.log.now
@@ -75,8 +75,7 @@ class Simulation:
         elif not alive and self.timer is not None:
             self.log.now = self.timer
         elif alive:
-            one = alive[self.choices.pick(len(alive))]
-            one.step(self.choices.pick(1 + len(one.tasks)) if not self.choices.calm else self._turn())
+            alive[roll % len(alive)].step(self._turn() if self.choices.calm else roll // 2)
         else:
             return False
         return True
@@ -90,8 +89,8 @@ class Simulation:
             self.timer = min(self.timer or one.wake_time, one.wake_time)
         return one.ended
 
-    def _disturb(self) -> None:
-        match self.choices.pick(40):
+    def _disturb(self, what: int) -> None:
+        match what:
             case 1 | 2 if self.harnesses:  # killed: its claim ends, so somebody looks at the session again
                 self.harnesses.pop(self.choices.pick(len(self.harnesses)))
                 self.timer = self.log.now

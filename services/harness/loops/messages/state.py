@@ -28,6 +28,7 @@ from services.harness.core import (
     Other,
     Paused,
     Provisioned,
+    Rendered,
     Replied,
     Retry,
     SessionOver,
@@ -62,6 +63,29 @@ class Link:
 
     fact: Message | Replied | CallFinished
     before: Link | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plainness:
+    """How the conversation is shown after the API refused a request: up to a position plainly, or in short.
+
+    `plain` and `short` have been answered; `try_plain` and `try_short` hold for the turn at hand, until it is.
+    """
+
+    plain: int = 0
+    short: int = 0
+    try_plain: int = 0
+    try_short: int = 0
+
+    @property
+    def upto(self) -> int:
+        """Returns the position up to which everything is shown plainly."""
+        return max(self.plain, self.try_plain, self.upto_short)
+
+    @property
+    def upto_short(self) -> int:
+        """Returns the position up to which everything is shown in short too."""
+        return max(self.short, self.try_short)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +124,8 @@ class State:
     used: Used = field(default_factory=Used)
     paused: str = ""  # the budget
     retry: Retry | None = None
+    plainness: Plainness = field(default_factory=lambda: Plainness())
+    renditions: Mapping[str, str] = field(default_factory=dict)
     over: bool = False
     unknown: str = ""
     conversation: Link | None = None
@@ -137,7 +163,9 @@ def fold(state: State, fact: Fact) -> State:
             left = {hand: made for hand, made in state.sandboxes.items() if made.sandbox_id != sandbox_id}
             return replace(state, **now, sandboxes=left)
         case Retry():
-            return replace(state, **now, retry=fact)
+            return retried(replace(state, **now), fact)
+        case Rendered(source_sha256=source, content=content):
+            return replace(state, **now, renditions={**state.renditions, source: content})
         case Ended(read=read):
             return _turned(replace(state, **now), read)
         case Paused(budget=budget):
@@ -152,6 +180,16 @@ def fold(state: State, fact: Fact) -> State:
             return _called(replace(state, **now), fact)
         case _:
             assert_never(fact)
+
+
+def retried(state: State, fact: Retry) -> State:
+    """Takes a retry: after a request that the API refused, the next one is plainer."""
+    shown = state.plainness
+    if fact.reason == "MODEL_REQUEST_REFUSED":
+        shown = replace(shown, try_plain=fact.position)
+    elif fact.reason == "CONTEXT_FULL":
+        shown = replace(shown, try_short=fact.position)
+    return replace(state, retry=fact, plainness=shown)
 
 
 def fold_all(facts: Iterable[Fact], state: State | None = None) -> State:
@@ -193,16 +231,18 @@ def _replied(state: State, reply: Replied) -> State:
     counted = said if reply.priced else replace(said, cost_micros=DEAREST.of(said))
     used = replace(used, model_calls=used.model_calls + 1, in_all=used.in_all + counted, in_turn=used.in_turn + said)
     calls = {call.id: Call(call) for call in reply.calls}
-    conversation = Link(reply, state.conversation)
-    return replace(state, reply=reply, calls=calls, used=used, retry=None, conversation=conversation)
+    conversation, shown = Link(reply, state.conversation), state.plainness
+    if shown.try_plain or shown.try_short:
+        shown = Plainness(max(shown.plain, shown.try_plain), max(shown.short, shown.try_short))
+    return replace(state, reply=reply, calls=calls, used=used, retry=None, conversation=conversation, plainness=shown)
 
 
 def _turned(state: State, read: int) -> State:
     used = replace(state.used, turns=state.used.turns + 1, model_calls=0, in_turn=NO_USAGE)
-    settled = max(state.settled, read)
+    settled, shown = max(state.settled, read), Plainness(state.plainness.plain, state.plainness.short)
     over = settled >= state.interrupt or state.message <= settled
     interrupt = 0 if over else state.interrupt
-    ended = replace(state, settled=settled, used=used, retry=None, paused="", interrupt=interrupt)
+    ended = replace(state, settled=settled, used=used, retry=None, paused="", interrupt=interrupt, plainness=shown)
     return ended if ended.next_config is None else _under(ended.next_config, ended)
 
 
