@@ -13,6 +13,7 @@ from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_s
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.harness import loops
 from services.harness.adapters.anthropic import AnthropicModel
+from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
 from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
@@ -36,13 +37,14 @@ def harness_types() -> dict[str, HarnessType]:
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
     session = SessionServiceStub(connect(settings.session_address, settings.tls_dir))
-    model = AnthropicModel(settings.model_key_file, settings.model_base_url)
+    model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
     ports = Ports(
         model=model,
         hands=RemoteHands(connect(settings.sandbox_address, settings.tls_dir)),
         servers=RemoteServers(connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE)),
         now=time.time,
         jitter=random.random,
+        pictures=ProcessPictures(),
     )
     types = harness_types()
     instance = f"{socket.gethostname()}:{getpid()}"

@@ -230,6 +230,15 @@ class Retry(Happened):
 
     attempt: int
     at: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered(Happened):
+    """Content that the API does not take was made fit: `content` (JSON text of blocks) stands for it from here on."""
+
+    source_sha256: str
+    content: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +274,17 @@ class Unknown(Happened):
 
 
 OfCall = CallStarted | CallFinished | ConfirmationAsked | Confirmed | CustomAsked | CustomAnswered
-Step = Offered | Replied | CallStarted | CallFinished | ConfirmationAsked | CustomAsked | Provisioned | Retry | Ended
+Step = (
+    Offered
+    | Replied
+    | CallStarted
+    | CallFinished
+    | ConfirmationAsked
+    | CustomAsked
+    | Provisioned
+    | Retry
+    | Rendered
+    | Ended
+)
 Around = Started | Configured | Message | Interrupt | Woke | Detached | Paused | SessionOver | Other | Unknown
 Fact = OfCall | Step | Around

@@ -97,7 +97,7 @@ class Journal:
                     raise Fenced from None
                 raise
             except Refused as refused:
-                if refused.reason != "TOOL_CALL_SETTLED":
+                if refused.reason != "TOOL_CALL_SETTLED" or events[0].HasField("model_replied"):
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)  # what came first is in the log, and is read meanwhile
                 return

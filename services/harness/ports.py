@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from handmesh.session.v1.event_pb2 import Event, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
@@ -77,13 +77,18 @@ class SessionLog(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said. `content` is JSON text of its content blocks; a call's input in it is as it was sent."""
+    """What the model said. `content` is JSON text of its content blocks; a call's input in it is as it was sent.
 
-    content: str
+    `stop_details` is JSON text, or empty.
+    """
+
+    content: str = field(repr=False)
     stop_reason: str
     usage: TokenUsage
     message_id: str
     model: str
+    stop_sequence: str = ""
+    stop_details: str = ""
 
 
 class ModelFailure(Exception):
@@ -103,8 +108,8 @@ class Model(Protocol):
     async def newest(self) -> str:
         """Names the newest model that the client library knows. Loads that library, which may take a second."""
 
-    async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
-        """Sends a request and streams the answer: `show(block_index, kind, piece)` for each piece of a block.
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+        """Sends a request's body and streams the answer: `show(block_index, kind, piece)` for each piece of a block.
 
         `kind` is a field of `Preview.delta`: `text`, `thinking` or `tool_input`. Raises ModelFailure. To cancel the
         call is to stop the stream.
@@ -158,6 +163,16 @@ class Servers(Protocol):
         """Asks the server to stop an execution, or makes sure that it never starts."""
 
 
+class Pictures(Protocol):
+    """Makes images smaller."""
+
+    async def shrink(self, data: bytes) -> tuple[bytes, str] | None:
+        """Returns a smaller image and its media type, such that the model's API takes it; None when it cannot be done.
+
+        Whatever the data are, it comes to an end and raises nothing.
+        """
+
+
 @dataclass(frozen=True)
 class Ports:
     """Everything that a harness type reaches the world through."""
@@ -167,6 +182,7 @@ class Ports:
     servers: Servers
     now: Callable[[], float]
     jitter: Callable[[], float]
+    pictures: Pictures | None = None  # without any, the model is told of an image that is too big
 
 
 ASKING = "model"  # the step in which the model is asked

@@ -29,6 +29,7 @@ _FIRST_KIND = 10  # fields below are every event's own
 _JSON: dict[str, tuple[tuple[str, type[list[Any]] | type[dict[str, Any]]], ...]] = {
     "message_received": (("content_json", list),),
     "model_replied": (("content_json", list),),
+    "content_rendered": (("content_json", list),),
     "context_compacted": (("content_json", list),),
     "tools_offered": (("tools_json", list),),
     "custom_tool_requested": (("input_json", dict),),

@@ -344,5 +344,5 @@ def test_a_clients_own_tool_takes_the_place_of_a_hands() -> None:
     """Two tools of one name are refused by the model's API: the client's is the one that is offered and asked for."""
     config = Config(custom_tools=(ToolSpec("bash", "The client's.", SCHEMA),))
     log = (Started(0, config), *HELLO[1:])
-    assert [tool["description"] for tool in view(_log(*log), "m")["tools"]] == ["The client's."]
+    assert [tool["description"] for tool in view(_log(*log), "m").request["tools"]] == ["The client's."]
     assert core.decide(_log(*log, Replied(0, "[]", "tool_use", 3, (BASH,))), NOW) == core.AskClient(BASH)

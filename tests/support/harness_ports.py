@@ -12,7 +12,7 @@ from typing import Any
 from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
-from services.harness.adapters.codec import fact_of
+from services.harness.adapters.codec import calls_of, fact_of
 from services.harness.core import BlobRef, ToolResult, ToolSpec
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Toolbox
 from services.kit import ids
@@ -25,6 +25,16 @@ def message(text: str, event_id: str) -> Event:
     """Makes a client's message."""
     content = json.dumps([{"type": "text", "text": text}])
     return Event(event_id=event_id, message_received=MessageReceived(content_json=content))
+
+
+def _check_calls(replies: Sequence[Any], events: Sequence[Event]) -> None:
+    known = {call.id for it in replies for call in calls_of(it.content_json, "")}
+    for event in events:
+        ids = [call.id for call in calls_of(event.model_replied.content_json or "[]", "")]
+        if len(set(ids)) < len(ids):
+            raise Invalid("EVENT_INVALID", "two tool calls of the reply have the same id", field="content_json")
+        if known & set(ids):
+            raise Refused("TOOL_CALL_SETTLED", "the tool call has its result already")
 
 
 class MemoryLog:
@@ -50,10 +60,10 @@ class MemoryLog:
         """Returns what the events of one kind say."""
         return [getattr(event, kind) for event in self.events if event.WhichOneof("kind") == kind]
 
-    async def add(self, event: Event) -> None:
+    async def add(self, *events: Event) -> None:
         """Appends as a client or as another harness does."""
         async with self._news:
-            self._append([event], 0)
+            self._append(events, 0)
             self._news.notify_all()
 
     async def follow(self, start_position: int) -> AsyncIterator[Page]:
@@ -76,6 +86,7 @@ class MemoryLog:
             found = [event.position for event in self.events if event.event_id == events[0].event_id]
             if found:
                 return Appended(found[0])
+            _check_calls(self.only("model_replied"), events)
             if {event.event_id for event in events} & {event.event_id for event in self.events}:
                 raise Invalid("EVENT_INVALID", "another one of them is there already")
             if expected_position is not None and expected_position != len(self.events):
@@ -146,8 +157,8 @@ class ScriptedModel:
     async def newest(self) -> str:
         return "newest"
 
-    async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
-        self.requests.append(request)
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+        self.requests.append(json.loads(body))
         step = self.steps.pop(0)
         while not isinstance(step, Answer | ModelFailure):
             show(0, "text", "par")

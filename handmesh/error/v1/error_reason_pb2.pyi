@@ -150,6 +150,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events only. The model's answer stopped coming."""
     ERROR_REASON_CONTEXT_FULL: _ErrorReason.ValueType  # 46
     """In events only. The conversation does not fit into the model's context."""
+    ERROR_REASON_MODEL_ANSWER_INVALID: _ErrorReason.ValueType  # 85
+    """In events only. The model's answer cannot be taken into the log: a tool
+    call's id came twice, or the answer is out of proportion.
+    """
     ERROR_REASON_ENVIRONMENT_UNKNOWN: _ErrorReason.ValueType  # 47
     """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""
     ERROR_REASON_RESOURCE_INVALID: _ErrorReason.ValueType  # 48
@@ -364,6 +368,10 @@ ERROR_REASON_MODEL_SILENT: ErrorReason.ValueType  # 45
 """In events only. The model's answer stopped coming."""
 ERROR_REASON_CONTEXT_FULL: ErrorReason.ValueType  # 46
 """In events only. The conversation does not fit into the model's context."""
+ERROR_REASON_MODEL_ANSWER_INVALID: ErrorReason.ValueType  # 85
+"""In events only. The model's answer cannot be taken into the log: a tool
+call's id came twice, or the answer is out of proportion.
+"""
 ERROR_REASON_ENVIRONMENT_UNKNOWN: ErrorReason.ValueType  # 47
 """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""
 ERROR_REASON_RESOURCE_INVALID: ErrorReason.ValueType  # 48

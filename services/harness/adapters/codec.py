@@ -7,16 +7,15 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from handmesh.sandbox.v1 import tool_pb2
-from handmesh.session.v1 import config_pb2, event_pb2
+from handmesh.session.v1 import event_pb2
 from handmesh.session.v1.event_pb2 import Event
 from services.harness import core
-from services.harness.usage import NO_USAGE, Budgets, Reached, Usage
-
-MAIN_HAND = "main"  # the hand of a session that names none
+from services.harness.adapters.configs import config_of
+from services.harness.blocks import INVALID_JSON
+from services.harness.usage import NO_USAGE, Reached, Usage
 
 
 def fact_of(event: Event) -> core.Fact:
@@ -34,47 +33,6 @@ def _when(event: Event) -> float:
 
 def _time(moment: Timestamp) -> float:
     return moment.seconds + moment.nanos / 1e9
-
-
-def config_of(config: config_pb2.SessionConfig) -> core.Config:
-    """Returns what a harness type needs of a session's configuration. Hands are in the order of their names."""
-    names = sorted(config.hands) or ([] if config.no_hands else [MAIN_HAND])
-    specs = [config.hands[name] if name in config.hands else config_pb2.HandSpec() for name in names]
-    return core.Config(
-        harness=config.harness or "messages",
-        model=config.model,
-        system=config.system,
-        hands=tuple(names),
-        hand_specs=tuple(spec.SerializeToString(deterministic=True) for spec in specs),
-        servers=tuple(server.name for server in config.mcp_servers),
-        custom_tools=tuple(
-            core.ToolSpec(tool.name, tool.description, tool.input_schema_json, timeout=_seconds(tool.timeout))
-            for tool in config.custom_tools
-        ),
-        policies=tuple(core.Policy(rule.pattern, _policy(rule.action)) for rule in config.tool_policies),
-        max_output_tokens=config.max_output_tokens,
-        budgets=_budgets(config.budgets),
-    )
-
-
-def _budgets(budgets: config_pb2.Budgets) -> Budgets:
-    return Budgets(
-        max_turns=budgets.max_turns,
-        max_tokens=budgets.max_tokens,
-        max_cost_micros=budgets.max_cost_micros,
-        max_wall_time=_seconds(budgets.max_wall_time),
-        max_tool_calls=budgets.max_tool_calls,
-        max_model_calls_per_turn=budgets.max_model_calls_per_turn,
-    )
-
-
-def _seconds(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / 1e9
-
-
-def _policy(action: config_pb2.ToolPolicyAction.ValueType) -> core.PolicyAction:
-    name = config_pb2.ToolPolicyAction.Name(action).removeprefix("TOOL_POLICY_ACTION_")
-    return cast("core.PolicyAction", name if name in ("ALLOW", "DENY") else "ASK")
 
 
 def _offered(event: Event, it: event_pb2.ToolsOffered) -> core.Fact:
@@ -118,7 +76,11 @@ def usage_of(usage: event_pb2.TokenUsage, cost_micros: int = 0) -> Usage:
 
 
 def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
-    """Finds the tool calls in an answer. The last one is cut when the answer broke off at its length limit."""
+    """Finds the tool calls in an answer. Those that do not run are cut.
+
+    The last one when the answer broke off at its length limit, one whose input is no JSON object, and all of an answer
+    that was refused.
+    """
     blocks: list[dict[str, Any]] = json.loads(content)
     broken = stop_reason in ("max_tokens", "model_context_window_exceeded")
     return tuple(
@@ -126,7 +88,9 @@ def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
             block["id"],
             block["name"],
             json.dumps(block["input"], ensure_ascii=False),
-            cut=broken and place == len(blocks) - 1,
+            cut=(broken and place == len(blocks) - 1)
+            or stop_reason == "refusal"
+            or block["input"].keys() == {INVALID_JSON},
         )
         for place, block in enumerate(blocks)
         if block.get("type") == "tool_use"
@@ -178,7 +142,10 @@ _FACTS: dict[str, Any] = {
     ),
     "hand_detached": lambda event, it: core.Detached(event.position, it.hand, it.sandbox_id, time=_when(event)),
     "retry_scheduled": lambda event, it: core.Retry(
-        event.position, it.attempt, _time(it.retry_time), time=_when(event)
+        event.position, it.attempt, _time(it.retry_time), it.reason, time=_when(event)
+    ),
+    "content_rendered": lambda event, it: core.Rendered(
+        event.position, it.source_sha256, it.content_json, time=_when(event)
     ),
     "turn_ended": lambda event, it: core.Ended(
         event.position,
@@ -238,12 +205,13 @@ def call_started(call: core.ToolCall, hand: str, sandbox_id: str) -> Event:
 
 def call_finished(call_id: str, result: core.ToolResult, blobs: Sequence[core.BlobRef] = ()) -> Event:
     """A call was settled. The blobs hold what was too big for the event."""
-    refs = [
-        event_pb2.BlobRef(blob_id=each.blob_id, size=each.size, sha256=each.sha256, media_type=each.media_type)
-        for each in blobs
-    ]
+    refs = [_blob(each) for each in blobs]
     it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result), blobs=refs)
     return Event(event_id=f"finished-{call_id}", tool_finished=it)
+
+
+def _blob(ref: core.BlobRef) -> event_pb2.BlobRef:
+    return event_pb2.BlobRef(blob_id=ref.blob_id, size=ref.size, sha256=ref.sha256, media_type=ref.media_type)
 
 
 def result_message(result: core.ToolResult) -> tool_pb2.ToolResult:
@@ -307,6 +275,14 @@ def error_raised(
     """Something failed that the session survived. `about` tells events of one moment and part apart."""
     it = event_pb2.ErrorRaised(reason=reason, message=message, part=part, retryable=retryable)
     return Event(event_id=f"error-{epoch}-{head}-{part}-{about}", error_raised=it, ignorable=True)
+
+
+def rendered(source_sha256: str, content: str, why: str, blobs: Sequence[core.BlobRef]) -> Event:
+    """Content that the API does not take was made fit. A reader that skips it only sends the content as it was."""
+    it = event_pb2.ContentRendered(
+        source_sha256=source_sha256, content_json=content, why=why, blobs=[_blob(each) for each in blobs]
+    )
+    return Event(event_id=f"rendered-{source_sha256}", content_rendered=it, ignorable=True)
 
 
 def retry_scheduled(epoch: int, head: int, reason: str, attempt: int, at: float) -> Event:

@@ -33,6 +33,7 @@ CHUNK_BYTES = 512 * 1024  # of one message of an upload
 RECONNECT_SECONDS = 0.2
 PREVIEW_SECONDS = 0.02  # pieces are sent together for this long, but for the first
 MAX_WAITING_PREVIEWS = 1_000
+CLOSE_SECONDS = 1.0  # for what is left to send
 
 if TYPE_CHECKING:
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
@@ -118,7 +119,11 @@ class RemoteLog:
 
 
 class PreviewStream:
-    """Sends pieces in the background: the first at once, the others together every 20 ms (see `Previews`)."""
+    """Sends pieces in the background: the first at once, the others together every 20 ms (see `Previews`).
+
+    The stream is opened before there is anything to send, and whose the session is is looked up with it: the first
+    piece waits for neither.
+    """
 
     def __init__(self, stub: SessionServiceAsyncStub, session_id: str, epoch: int) -> None:
         self._stub = stub
@@ -126,25 +131,23 @@ class PreviewStream:
         self._pieces: list[Preview] = []
         self._news = asyncio.Event()
         self._closed = False
-        self._sender: asyncio.Task[None] | None = None
+        self._sender = asyncio.create_task(self._send(), name="previews")
 
     def show(self, preview: Preview) -> None:
         """Takes one piece."""
         if len(self._pieces) < MAX_WAITING_PREVIEWS:
             self._pieces.append(preview)
         self._news.set()
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send(), name="previews")
 
     async def close(self) -> None:
         """Sends what is left."""
         self._closed = True
         self._news.set()
-        if self._sender is not None:
-            await asyncio.wait({self._sender}, timeout=1.0)
-            self._sender.cancel()
+        await asyncio.wait({self._sender}, timeout=CLOSE_SECONDS)
+        self._sender.cancel()
 
     async def _requests(self) -> AsyncIterator[PublishPreviewsRequest]:
+        yield self._first
         while True:
             await self._news.wait()
             self._news.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from services.harness.core import CallStarted, EndReason, ToolCall, ToolResult, ToolSpec
 from services.harness.loops.messages.budgets import before_any_step, before_asking, before_calling, runs_out
@@ -18,6 +19,7 @@ from services.harness.loops.messages.policies import declined, policy_for, route
 from services.harness.loops.messages.state import Call, State
 from services.harness.usage import Reached
 
+_NOT_RUN = "This call did not run: the answer broke off inside it, or its input is no JSON object."
 HARNESS = "messages"  # the type that this is
 MAX_MODEL_CALLS_PER_TURN = 200  # when the session's budgets name no other
 
@@ -116,6 +118,7 @@ class Rest:
 
 Deed = AskConfirmation | AskClient | LookUpTools | RunCalls | AskModel  # what a budget may stand in the way of
 Action = Deed | EndTurn | FinishCall | Settle | Pause | Rest
+ACTIONS: tuple[type[Action], ...] = get_args(Action)
 
 
 def decide(state: State, now: float) -> Action:
@@ -160,7 +163,8 @@ def _answer(state: State, now: float) -> Action:
     """All calls are settled and a message is unanswered or being answered: ask, or end the turn."""
     reply = state.reply
     read = reply.read if reply else 0
-    newest = max((state.message, *(call.finished_at for call in state.calls.values())))
+    refused = reply is not None and reply.stop_reason == "refusal"  # then nobody reads what its calls came to
+    newest = max((state.message, *(0 if refused else call.finished_at for call in state.calls.values())))
     if newest <= read and reply is not None and reply.stop_reason != "pause_turn":
         return EndTurn(_reason(reply.stop_reason), state.head)
     if not state.config.budgets.max_model_calls_per_turn and state.used.model_calls >= MAX_MODEL_CALLS_PER_TURN:
@@ -235,7 +239,7 @@ def _step(
 ) -> RunCall | FinishCall | AskConfirmation | AskClient | Rest:
     tool_call = call.call
     if tool_call.cut:
-        return FinishCall(tool_call, ToolResult("The answer broke off inside this call; it did not run.", "TOOL_ERROR"))
+        return FinishCall(tool_call, ToolResult(_NOT_RUN, "TOOL_ERROR"))
     custom = next((spec for spec in state.config.custom_tools if spec.name == tool_call.name), None)
     route = routes.get(tool_call.name)
     if custom is None and route is None:

@@ -8,25 +8,18 @@ message or another harness takes hold at once, and calls run side by side.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Coroutine
 from typing import Any
 
-from handmesh.session.v1.event_pb2 import Event, ModelReplied
-from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters import codec
 from services.harness.core import Fact
 from services.harness.journal import Fenced, Journal
 from services.harness.loops.messages import core
+from services.harness.loops.messages.asking import Asking
 from services.harness.loops.messages.calls import Calls
-from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.state import State, fold
-from services.harness.loops.messages.view import conversation, view
-from services.harness.model_profiles import cost_micros
-from services.harness.ports import Answer, ModelFailure, Ports, Progress, SessionLog
+from services.harness.ports import Ports, Progress, SessionLog
 from services.kit import ids
-from services.kit.errors import Full, Refused
 from services.kit.logs import Log
 
 LINGER_SECONDS = 10.0  # a rest that is shorter is spent here: being woken again costs more
@@ -66,6 +59,7 @@ class Turn:
         self._ports = ports
         self._progress = progress
         self._calls = Calls(self.journal, ports, lambda: self.state)
+        self._asking = Asking(self.journal, ports, lambda: self.state)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._newest: asyncio.Task[str] | None = None
 
@@ -176,63 +170,4 @@ class Turn:
     async def _ask(self) -> None:
         """Asks the model and says what it answered, or that it did not."""
         assert self._newest is not None
-        newest = await asyncio.shield(self._newest)
-        state = self.state  # a message that landed while waiting is read too
-        request = view(state, newest, await self.journal.shelf.opened(conversation(state)))
-        body = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-        event_id = f"reply-{self.journal.epoch}-{state.head}"
-        try:
-            answer = await self._stream(request, event_id)
-        except ModelFailure as failure:
-            await self._failed(state, failure)
-            return
-        try:
-            content = await self.journal.shelf.fitted_reply(answer.content)
-        except (Full, Refused) as problem:
-            await self._end_failed("session", problem.reason, problem.message, False, state)
-            return
-        replied = ModelReplied(
-            content_json=content,
-            stop_reason=answer.stop_reason,
-            usage=answer.usage,
-            cost_micros=cost_micros(answer.model, codec.usage_of(answer.usage)),
-            message_id=answer.message_id,
-            request_hash=hashlib.sha256(body).hexdigest(),
-            read_position=state.head,
-            model=answer.model,
-        )
-        await self.journal.say(Event(event_id=event_id, model_replied=replied))
-
-    async def _stream(self, request: dict[str, Any], event_id: str) -> Answer:
-        previews = self.journal.log.previews(self.journal.epoch)
-        offsets: dict[int, int] = {}
-
-        def show(block: int, kind: str, piece: str) -> None:
-            preview = Preview(event_id=event_id, block_index=block, offset=offsets.get(block, 0))
-            setattr(preview, kind, piece)
-            offsets[block] = offsets.get(block, 0) + len(piece)
-            previews.show(preview)
-
-        try:
-            return await self._ports.model.ask(request, show)
-        except (ModelFailure, asyncio.CancelledError):
-            if offsets:
-                previews.show(Preview(event_id=event_id, discarded=True))
-            raise
-        finally:
-            await previews.close()
-
-    async def _failed(self, state: State, failure: ModelFailure) -> None:
-        epoch, head = self.journal.epoch, self.state.head
-        match after_failure(
-            state.retry, failure.retryable, failure.retry_after, self._ports.now(), self._ports.jitter()
-        ):
-            case Later(attempt=attempt, at=at):
-                await self.journal.say(codec.retry_scheduled(epoch, head, failure.reason, attempt, at))
-            case Exhausted():
-                await self._end_failed("model", failure.reason, failure.message, failure.retryable, state)
-
-    async def _end_failed(self, part: str, reason: str, message: str, retryable: bool, state: State) -> None:
-        epoch, head = self.journal.epoch, self.state.head
-        raised = codec.error_raised(epoch, head, part, reason, message, retryable)
-        await self.journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, "", state.used.in_turn))
+        await self._asking.ask(await asyncio.shield(self._newest))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Any, assert_never, get_args
 
 from services.harness.core import (
     CallFinished,
@@ -28,6 +28,7 @@ from services.harness.core import (
     Other,
     Paused,
     Provisioned,
+    Rendered,
     Replied,
     Retry,
     SessionOver,
@@ -62,6 +63,29 @@ class Link:
 
     fact: Message | Replied | CallFinished
     before: Link | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plainness:
+    """How the conversation is shown after the API refused a request: up to a position plainly, or in short.
+
+    `plain` and `short` have been answered; `try_plain` and `try_short` hold for the turn at hand, until it is.
+    """
+
+    plain: int = 0
+    short: int = 0
+    try_plain: int = 0
+    try_short: int = 0
+
+    @property
+    def upto(self) -> int:
+        """Returns the position up to which everything is shown plainly."""
+        return max(self.plain, self.try_plain, self.upto_short)
+
+    @property
+    def upto_short(self) -> int:
+        """Returns the position up to which everything is shown in short too."""
+        return max(self.short, self.try_short)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +124,8 @@ class State:
     used: Used = field(default_factory=Used)
     paused: str = ""  # the budget
     retry: Retry | None = None
+    plainness: Plainness = field(default_factory=lambda: Plainness())
+    renditions: Mapping[str, str] = field(default_factory=dict)
     over: bool = False
     unknown: str = ""
     conversation: Link | None = None
@@ -112,67 +138,82 @@ class State:
 
 def fold(state: State, fact: Fact) -> State:
     """Adds one fact to what is known. Costs the same however long the log is."""
-    used = _timed(state.used, fact) if fact.time else state.used
-    state = replace(state, head=fact.position, used=used)
+    now: dict[str, Any] = {"head": fact.position}  # what changes with every fact: a copy of the state is what costs
+    if fact.time:
+        now["used"] = _timed(state.used, fact)
     match fact:
         case Started(config=config):
-            return replace(state, config=config)
+            return replace(state, **now, config=config)
         case Configured(config=config):
-            return _configured(state, config)
+            return _configured(replace(state, **now, paused=""), config)
         case Message(position=position):
-            return replace(state, message=position, conversation=Link(fact, state.conversation))
+            return replace(state, **now, message=position, conversation=Link(fact, state.conversation))
         case Interrupt(position=position):
-            return replace(state, interrupt=position if state.turn_open else 0)
+            return replace(state, **now, interrupt=position if state.turn_open else 0)
         case Woke(position=position):
-            return replace(state, epoch=position)
+            return replace(state, **now, epoch=position)
         case Offered(hand=hand):
-            return replace(state, offers={**state.offers, hand: fact})
+            return replace(state, **now, offers={**state.offers, hand: fact})
         case Replied():
-            return _replied(state, fact)
+            return _replied(replace(state, **now), fact)
         case Provisioned(hand=hand, generation=generation):
             made = {**state.generations, hand: generation}
-            return replace(state, sandboxes={**state.sandboxes, hand: fact}, generations=made)
+            return replace(state, **now, sandboxes={**state.sandboxes, hand: fact}, generations=made)
         case Detached(sandbox_id=sandbox_id):
             left = {hand: made for hand, made in state.sandboxes.items() if made.sandbox_id != sandbox_id}
-            return replace(state, sandboxes=left)
+            return replace(state, **now, sandboxes=left)
         case Retry():
-            return replace(state, retry=fact)
+            return retried(replace(state, **now), fact)
+        case Rendered(source_sha256=source, content=content):
+            return replace(state, **now, renditions={**state.renditions, source: content})
         case Ended(read=read):
-            return _turned(state, read)
+            return _turned(replace(state, **now), read)
         case Paused(budget=budget):
-            return replace(state, paused=budget or "?")
+            return replace(state, **now, paused=budget or "?")
         case SessionOver():
-            return replace(state, over=True)
+            return replace(state, **now, over=True)
         case Unknown(kind=kind):
-            return replace(state, unknown=kind or "?")
+            return replace(state, **now, unknown=kind or "?")
         case Other():
-            return state
+            return replace(state, **now)
         case CallStarted() | CallFinished() | ConfirmationAsked() | Confirmed() | CustomAsked() | CustomAnswered():
-            return _called(state, fact)
+            return _called(replace(state, **now), fact)
         case _:
             assert_never(fact)
 
 
-def fold_all(facts: Iterable[Fact]) -> State:
-    """Folds a whole log."""
-    state = State()
+def retried(state: State, fact: Retry) -> State:
+    """Takes a retry: after a request that the API refused, the next one is plainer."""
+    shown = state.plainness
+    if fact.reason == "MODEL_REQUEST_REFUSED":
+        shown = replace(shown, try_plain=fact.position)
+    elif fact.reason == "CONTEXT_FULL":
+        shown = replace(shown, try_short=fact.position)
+    return replace(state, retry=fact, plainness=shown)
+
+
+def fold_all(facts: Iterable[Fact], state: State | None = None) -> State:
+    """Folds a whole log, or its rest onto what the part before it says."""
+    state = state or State()
     for fact in facts:
         state = fold(state, fact)
     return state
+
+
+_WORK = (*get_args(Step), Paused)
 
 
 def _timed(used: Used, fact: Fact) -> Used:
     """Counts the time between two events of one harness: what lies before a harness wakes was nobody's work."""
     if isinstance(fact, Woke):
         return replace(used, busy_since=fact.time)
-    if not isinstance(fact, Step | Paused) or not used.busy_since:
+    if not used.busy_since or not isinstance(fact, _WORK):
         return used
     return replace(used, worked=used.worked + max(0.0, fact.time - used.busy_since), busy_since=fact.time)
 
 
 def _configured(state: State, config: Config) -> State:
     """Takes a new configuration at once when no turn is open, else at its end; budgets at once."""
-    state = replace(state, paused="")
     if state.turn_open:
         return replace(state, config=replace(state.config, budgets=config.budgets), next_config=config)
     return _under(config, state)
@@ -190,16 +231,18 @@ def _replied(state: State, reply: Replied) -> State:
     counted = said if reply.priced else replace(said, cost_micros=DEAREST.of(said))
     used = replace(used, model_calls=used.model_calls + 1, in_all=used.in_all + counted, in_turn=used.in_turn + said)
     calls = {call.id: Call(call) for call in reply.calls}
-    conversation = Link(reply, state.conversation)
-    return replace(state, reply=reply, calls=calls, used=used, retry=None, conversation=conversation)
+    conversation, shown = Link(reply, state.conversation), state.plainness
+    if shown.try_plain or shown.try_short:
+        shown = Plainness(max(shown.plain, shown.try_plain), max(shown.short, shown.try_short))
+    return replace(state, reply=reply, calls=calls, used=used, retry=None, conversation=conversation, plainness=shown)
 
 
 def _turned(state: State, read: int) -> State:
     used = replace(state.used, turns=state.used.turns + 1, model_calls=0, in_turn=NO_USAGE)
-    settled = max(state.settled, read)
-    ended = replace(state, settled=settled, used=used, retry=None, paused="")
-    if settled >= state.interrupt or not ended.turn_open:
-        ended = replace(ended, interrupt=0)
+    settled, shown = max(state.settled, read), Plainness(state.plainness.plain, state.plainness.short)
+    over = settled >= state.interrupt or state.message <= settled
+    interrupt = 0 if over else state.interrupt
+    ended = replace(state, settled=settled, used=used, retry=None, paused="", interrupt=interrupt, plainness=shown)
     return ended if ended.next_config is None else _under(ended.next_config, ended)
 
 
