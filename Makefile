@@ -102,6 +102,10 @@ bench-hands: setup ## Measure sandboxes alone, at full size (some minutes); ARGS
 bench-ttft: setup ## Measure the time to the first token, coupled and decoupled, at full size (some 15 minutes)
 	@$(PY) -m bench ttft --size full --docs docs $(ARGS)
 
+.PHONY: bench-brain
+bench-brain: setup ## Measure turns, wakes and crashes, at full size (some 10 minutes); ARGS='--only turn' takes a part
+	@$(PY) -m bench brain --size full $(ARGS)
+
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone
 	@$(PY) ci/isolated.py $(ARGS)
