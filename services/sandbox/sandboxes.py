@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from services.kit import failpoints
 from services.kit.errors import Gone, Invalid, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
@@ -96,6 +97,7 @@ class Sandboxes:
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
+        failpoints.hit("sandbox.sandbox_made")
         return info
 
     async def _plant(
@@ -125,7 +127,9 @@ class Sandboxes:
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         try:
+            failpoints.hit("sandbox.execution_asked")
             result = await hand.run(call.sandbox_id, order)
+            failpoints.hit("sandbox.execution_finished")
         except asyncio.CancelledError:
             if not call.execution_id:
                 self._kill(hand, call.sandbox_id, id)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from handmesh.session.v1.event_pb2 import TokenUsage
 from services.harness.answer import Answering
 from services.harness.ports import Answer, ModelFailure
+from services.kit import failpoints
 from services.kit.serving import read_secret
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ class AnthropicModel:
         try:
             stream = await client.messages.create(**request, stream=True)
             async with stream:
+                failpoints.hit("harness.model_asked", _broken)
                 events = aiter(stream)
                 while not answering.whole:
                     async with asyncio.timeout(SILENCE_SECONDS):
                         event = await anext(events)
                     answering.take(event.to_dict())
+                    failpoints.hit("harness.model_streaming", _broken)
         except StopAsyncIteration:
             raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True) from None
         except TimeoutError:
@@ -71,6 +74,7 @@ class AnthropicModel:
             raise ModelFailure("MODEL_UNAVAILABLE", "the model's API cannot be reached", retryable=True) from None
         except httpx2.HTTPError:
             raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True) from None
+        failpoints.hit("harness.model_answered", _broken)
         return Answer(
             answering.content(),
             answering.stop_reason or "end_turn",
@@ -96,6 +100,10 @@ class AnthropicModel:
                 )
             self._client = await asyncio.to_thread(_made, key, self._base_url)
         return self._client
+
+
+def _broken() -> ModelFailure:
+    return ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True)
 
 
 def _newest() -> str:

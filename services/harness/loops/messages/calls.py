@@ -17,6 +17,7 @@ from services.harness.loops.messages.core import LookUpTools, RunCall, routes_of
 from services.harness.loops.messages.offers import offered
 from services.harness.loops.messages.state import Call, State
 from services.harness.ports import Ports
+from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 
 CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had said
@@ -85,6 +86,7 @@ class Calls:
         session_id, epoch = self._journal.log.session_id, self._journal.epoch
         try:
             sandbox = await self._ports.hands.provision(session_id, hand, spec, generation, epoch)
+            failpoints.hit("harness.sandbox_made")
         except Conflict:
             raise  # fenced: the journal will say so
         except ServiceError as problem:
@@ -107,10 +109,13 @@ class Calls:
         """Says that a call starts, sends it, and says what came back."""
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
+        failpoints.hit("harness.call_started")
         result = await self._execute(run)
+        failpoints.hit("harness.result_returned")
         if result.outcome == "GONE" and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
+        failpoints.hit("harness.result_stored")
 
     async def _execute(self, run: RunCall) -> ToolResult:
         deadline = self._ports.now() + TRY_AGAIN_SECONDS

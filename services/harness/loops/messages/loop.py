@@ -24,7 +24,7 @@ from services.harness.loops.messages.failure import Exhausted, Later, after_fail
 from services.harness.loops.messages.state import State, fold
 from services.harness.loops.messages.view import conversation, view
 from services.harness.ports import Answer, ModelFailure, Ports, Progress, SessionLog
-from services.kit import ids
+from services.kit import failpoints, ids
 from services.kit.errors import Full, Refused
 from services.kit.logs import Log
 
@@ -184,6 +184,7 @@ class Turn:
             model=answer.model,
         )
         await self.journal.say(Event(event_id=event_id, model_replied=replied))
+        failpoints.hit("harness.reply_stored")
 
     async def _stream(self, request: dict[str, Any], event_id: str) -> Answer:
         previews = self.journal.log.previews(self.journal.epoch)
