@@ -16,7 +16,7 @@ from services.harness.journal import Journal
 from services.harness.loops.messages.core import LookUpTools, RunCall, routes_of
 from services.harness.loops.messages.offers import offered
 from services.harness.loops.messages.state import Call, State
-from services.harness.ports import Ports
+from services.harness.ports import Ports, Sandbox
 from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 
@@ -83,9 +83,8 @@ class Calls:
         state = self._state()
         spec = state.config.hand_specs[state.config.hands.index(hand)]
         generation = state.generations.get(hand, 0) + 1
-        session_id, epoch = self._journal.log.session_id, self._journal.epoch
         try:
-            sandbox = await self._ports.hands.provision(session_id, hand, spec, generation, epoch)
+            sandbox = await self._made(hand, spec, generation)
             failpoints.hit("harness.sandbox_made")
         except Conflict:
             raise  # fenced: the journal will say so
@@ -99,6 +98,18 @@ class Calls:
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
             await self._journal.say(event)
+
+    async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
+        """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
+        session_id, epoch = self._journal.log.session_id, self._journal.epoch
+        deadline = self._ports.now() + TRY_AGAIN_SECONDS
+        while True:
+            try:
+                return await self._ports.hands.provision(session_id, hand, spec, generation, epoch)
+            except Unavailable as problem:
+                if problem.reason != "SANDBOX_UNAVAILABLE" or self._ports.now() >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def _waiting_for(self, hand: str) -> list[Call]:
         names = {name for name, route in routes_of(self._state()).items() if route[0] == hand}

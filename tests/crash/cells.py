@@ -1,0 +1,62 @@
+"""The crash matrix: which step of a turn (`research` calls them 0 to 15), who is struck there and how.
+
+A cell that needs another kind of session than two parallel calls says so. `docs/crash.md` has the table; a test holds
+the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point struck in one way, in a session of a kind. `passes`: how often the point is passed before."""
+
+    step: int
+    point: str
+    kind: str = "both"
+    passes: int = 0
+    at_once: bool = False
+    outcomes: frozenset[str] = frozenset({"OK"})
+
+    def __str__(self) -> str:
+        return f"{self.step}-{self.point}-{self.kind}-{self.passes}"
+
+
+_MAY_BE_UNKNOWN = frozenset({"OK", "UNKNOWN"})
+
+KILLS = [
+    Cell(0, "session.session_stored", at_once=True),
+    Cell(0, "session.event_stored"),  # the client's message
+    Cell(1, "session.event_stored", passes=1),  # the harness's HarnessWoke
+    Cell(1, "harness.woke"),
+    Cell(2, "harness.model_asked"),
+    Cell(3, "harness.model_streaming", passes=4),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "session.event_stored", passes=3),  # ModelReplied
+    Cell(5, "harness.reply_stored"),
+    Cell(6, "session.event_stored", passes=5),  # a ToolStarted
+    Cell(6, "harness.call_started"),
+    Cell(6, "sandbox.execution_asked"),
+    Cell(8, "sandbox.execution_finished"),
+    Cell(9, "harness.result_returned"),
+    Cell(9, "session.event_stored", passes=7),  # a ToolFinished
+    Cell(10, "harness.result_stored"),
+    Cell(11, "harness.call_started", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(11, "harness.result_returned", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(11, "vault_proxy.call_asked", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(11, "vault_proxy.call_answered", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(12, "harness.decision_stored", kind="asked"),  # the question
+    Cell(12, "session.event_stored", kind="asked", passes=5),  # the question or the answer
+    Cell(12, "harness.call_started", kind="asked"),
+    Cell(12, "harness.decision_stored", kind="yours"),
+    Cell(13, "harness.decision_stored"),  # TurnEnded
+    Cell(13, "harness.run_ended"),
+    Cell(15, "sandbox.sandbox_booted"),
+    Cell(15, "sandbox.sandbox_made"),
+    Cell(15, "harness.sandbox_made"),
+]
+"""Struck with SIGKILL, one after the other."""
+
+NO_ERRORS = frozenset({"harness.run_ended"})  # nothing is called there that could fail
