@@ -59,4 +59,56 @@ KILLS = [
 ]
 """Struck with SIGKILL, one after the other."""
 
-NO_ERRORS = frozenset({"harness.run_ended"})  # nothing is called there that could fail
+ENDS = [Cell(14, "session.end_stored"), Cell(14, "sandbox.place_destroyed")]
+"""Struck with SIGKILL while a session ends."""
+
+OUTSIDE = ["harness", "sandbox", "session", "nats", "vault_proxy"]
+"""Step 7: struck from outside while a command runs."""
+
+PAUSES = [
+    Cell(1, "harness.woke"),
+    Cell(2, "harness.model_asked"),
+    Cell(3, "harness.model_streaming"),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "harness.reply_stored"),
+    Cell(6, "harness.call_started"),
+    Cell(9, "harness.result_returned"),
+    Cell(10, "harness.result_stored"),
+    Cell(13, "harness.decision_stored"),
+    Cell(13, "harness.run_ended"),
+    Cell(15, "harness.sandbox_made"),
+]
+"""Struck with SIGSTOP, side by side, each in a harness of its own, until others have taken over: the fencing drill."""
+
+SHORT_PAUSES = [
+    Cell(1, "session.event_stored", passes=1),
+    Cell(6, "sandbox.execution_asked"),
+    Cell(8, "sandbox.execution_finished"),
+    Cell(11, "vault_proxy.call_asked", kind="shop"),
+    Cell(11, "vault_proxy.call_answered", kind="shop"),
+    Cell(15, "sandbox.sandbox_booted"),
+]
+"""Struck with SIGSTOP for a moment: nobody can take over from these, so all must wait for them and go on."""
+
+ERRORS = {
+    "both": (
+        "session.session_stored",
+        "session.event_stored",
+        "harness.woke",
+        "harness.model_asked",
+        "harness.model_streaming",
+        "harness.model_answered",
+        "harness.reply_stored",
+        "harness.call_started",
+        "harness.result_returned",
+        "harness.result_stored",
+        "harness.decision_stored",
+        "harness.sandbox_made",
+        "sandbox.sandbox_booted",
+        "sandbox.sandbox_made",
+        "sandbox.execution_asked",
+        "sandbox.execution_finished",
+    ),
+    "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
+}
+"""Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""

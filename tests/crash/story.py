@@ -1,4 +1,4 @@
-"""One session from its first message to the end of its turn, whatever dies meanwhile; and what is wrong with it then."""
+"""One session, from its first message to the end of its turn, whatever dies meanwhile; and what is wrong then."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Story:
         """Makes a session. With `at_once` its message comes with it, else `tell` sends it."""
         request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind))
         if at_once:
-            request.initial_events.append(_message(f"first-{request.request_id}", kind))
+            request.initial_events.append(_message(f"first-{request.request_id}", f"{kind} {request.request_id}"))
         stub, link = crew.client.session_stub, crew.client.session_link
         answer = await insist(lambda: link.call(stub.CreateSession, request))
         story = cls(crew, kind, crew.client.session(answer.session.session_id))
@@ -154,13 +154,20 @@ class Story:
         return any([any((await self._executions(it.sandbox_id)).values()) for it in sandboxes])
 
     async def _effects(self, log: list[pb.Event], sandboxes: list[str]) -> dict[str, int]:
-        """Counts what each call did: lines in the workspace's file, or notes in the shop."""
+        """Counts what each call did: lines in the workspaces that are still there, or notes in the shop."""
         lines = Counter[str]()
         for sandbox in sandboxes:
             lines.update(await self._lines(sandbox))
+        gone = {
+            event.tool_started.tool_use_id
+            for event in log
+            if event.HasField("tool_started") and event.tool_started.sandbox_id not in ("", *sandboxes)
+        }
         notes = await asyncio.to_thread(_notes, self.crew.shop.calls_url) if self.kind == "shop" else Counter[str]()
         found = {}
         for call in calls_of(log):
+            if call["id"] in gone:
+                continue
             if call["name"].endswith("bash"):
                 found[call["id"]] = lines[call["input"]["command"].split()[1]]
             elif call["name"].endswith("add_note"):

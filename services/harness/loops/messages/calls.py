@@ -85,7 +85,6 @@ class Calls:
         generation = state.generations.get(hand, 0) + 1
         try:
             sandbox = await self._made(hand, spec, generation)
-            failpoints.hit("harness.sandbox_made")
         except Conflict:
             raise  # fenced: the journal will say so
         except ServiceError as problem:
@@ -94,6 +93,7 @@ class Calls:
                 told = ToolResult(f"The hand {hand} could not be provisioned: {problem.message}", "GONE")
                 await self._journal.say(codec.call_finished(call.call.id, told))
         else:
+            failpoints.hit("harness.sandbox_made")
             event = codec.provisioned(
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
