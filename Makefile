@@ -14,7 +14,7 @@ ARGS ?=
 
 .PHONY: help
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: $(INSTALLED) ## Make .venv and install everything in it, from the locked versions
@@ -91,6 +91,14 @@ bench: setup ## Measure, as JSON lines
 .PHONY: bench-log
 bench-log: setup ## Measure the log alone, at full size (some minutes); ARGS='--size ci' takes one
 	@$(PY) -m bench log --size full $(ARGS)
+
+.PHONY: bench-hands
+bench-hands: setup ## Measure sandboxes alone, at full size (some minutes); ARGS='--only executes' takes a part
+	@$(PY) -m bench hands --size full $(ARGS)
+
+.PHONY: bench-ttft
+bench-ttft: setup ## Measure the time to the first token, coupled and decoupled, at full size (some 15 minutes)
+	@$(PY) -m bench ttft --size full --docs docs $(ARGS)
 
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone

@@ -12,9 +12,10 @@ import importlib
 import json
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
-NAMES = ("startup", "log")
+NAMES = ("startup", "log", "hands", "ttft", "brain")
 SIZES = ("ci", "full")
 
 
@@ -24,10 +25,16 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="ci", help="how big the stores are (default: ci)")
     parser.add_argument("--only", default="", help="measures the parts of a benchmark whose name begins so")
     parser.add_argument("--report", action="store_true", help="exits with 0 also when a bound is missed")
+    parser.add_argument("--keep", type=Path, help="ttft: adds what is measured to this file, and reports all of it")
+    parser.add_argument("--docs", type=Path, help="ttft: writes its table and its plot into this folder")
     given = parser.parse_args()
+    names = given.names or NAMES
+    more = {name: getattr(given, name) for name in ("keep", "docs") if getattr(given, name)}
+    if more and names != ["ttft"]:
+        parser.error("--keep and --docs are for ttft alone")
     missed = False
-    for name in given.names or NAMES:
-        missed = _run(importlib.import_module(f"bench.{name}").measure(given.size, given.only)) or missed
+    for name in names:
+        missed = _run(importlib.import_module(f"bench.{name}").measure(given.size, given.only, **more)) or missed
     sys.exit(1 if missed and not given.report else 0)
 
 

@@ -1,4 +1,4 @@
-"""The log's speed: every figure of its issue with its bound, measured side by side. See `docs/log.md`."""
+"""The log's speed: every figure of its issue with its bound, measured side by side. See `docs/log-operations.md`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bench.figure import Figure, Unmeasured
-from bench.log import appends, layouts, slices, stores
+from bench.log import appends, blobs, layouts, slices, stores
 from bench.log.world import SickDiskError, start
 
 
@@ -22,7 +22,13 @@ async def _slices(size: str) -> AsyncIterator[Figure | Unmeasured]:
             yield figure
 
 
-PARTS = {"appends": _appends, "slices": _slices, "stores": stores.measure}
+async def _blobs(size: str) -> AsyncIterator[Figure | Unmeasured]:
+    async with start() as world:
+        async for figure in blobs.measure(world, size):
+            yield figure
+
+
+PARTS = {"appends": _appends, "slices": _slices, "blobs": _blobs, "stores": stores.measure}
 MORE = {"layouts": layouts.measure}  # compared once, for ADR 10: only when asked for
 
 

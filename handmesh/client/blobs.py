@@ -5,7 +5,7 @@ An event has at most 1 MiB. What is bigger lies beside the log as a blob, and a 
     {"type": "handmesh_blob", "blob_id": "blob_...", "media_type": "image/png", "size": 5000000, "sha256": "..."}
 
 A harness puts the content in its place before the model sees it. What a blob of which media type becomes is told in
-`docs/log.md`.
+`docs/blobs.md`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ async def download(
     call = stub.DownloadBlob(request, metadata=link.metadata, timeout=TRANSFER_SECONDS)
     try:
         async for answer in call:
-            yield answer.chunk
+            if answer.chunk:
+                yield answer.chunk
     except grpc.aio.AioRpcError as error:
         raise raised(error) from None
     finally:

@@ -63,7 +63,8 @@ authorization {{
             "$JS.API.STREAM.PURGE.KV_requests", "$JS.API.STREAM.PURGE.KV_grants",
             "$JS.API.STREAM.PURGE.KV_marks", "$JS.API.STREAM.PURGE.KV_sessions", "$JS.API.STREAM.PURGE.KV_blobs",
             "$JS.API.STREAM.PURGE.KV_memory_stores", "$JS.API.STREAM.PURGE.KV_memories",
-            "$JS.API.STREAM.PURGE.KV_memory_versions", "$JS.API.STREAM.PURGE.KV_snapshots"
+            "$JS.API.STREAM.PURGE.KV_memory_versions", "$JS.API.STREAM.PURGE.KV_snapshots",
+            "$JS.API.STREAM.PURGE.KV_timers"
           ]
         }}
         subscribe: {{ allow: ["_INBOX_janitor.>"] }}

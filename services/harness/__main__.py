@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import pkgutil
 import random
@@ -14,16 +13,19 @@ from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_s
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.harness import loops
 from services.harness.adapters.anthropic import AnthropicModel
+from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
-from services.harness.adapters.session import RemoteLog, harness_type_of
+from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
 from services.harness.ports import HarnessType, Ports
 from services.harness.runs import Runs
-from services.harness.server import DRAIN_SECONDS, HarnessServicer
+from services.harness.server import HarnessServicer
 from services.harness.settings import Settings
 from services.kit.channels import connect
 from services.kit.serving import Server, main, until_signal
+
+DRAIN_SECONDS = 4.0  # that an answer of the model has to end after SIGTERM
 
 
 def harness_types() -> dict[str, HarnessType]:
@@ -35,27 +37,31 @@ def harness_types() -> dict[str, HarnessType]:
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
     session = SessionServiceStub(connect(settings.session_address, settings.tls_dir))
-    model = AnthropicModel(settings.model_key_file, settings.model_base_url)
+    model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
     ports = Ports(
         model=model,
         hands=RemoteHands(connect(settings.sandbox_address, settings.tls_dir)),
         servers=RemoteServers(connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE)),
         now=time.time,
         jitter=random.random,
+        pictures=ProcessPictures(),
     )
     types = harness_types()
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(types, lambda session_id: RemoteLog(session, session_id), ports, instance, settings.capacity)
     server = Server(settings)
-    servicer = HarnessServicer(runs, types, lambda session_id: harness_type_of(session, session_id))
+    claims = Claims(session, runs, sorted(types), instance)
+    servicer = HarnessServicer(
+        runs, types, lambda session_id: offer(session, session_id), lambda: claims.drain(DRAIN_SECONDS)
+    )
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")
-    claims = asyncio.create_task(Claims(session, runs, sorted(types), instance).keep())
+    claims.start()
     try:
         await until_signal()
     finally:
-        claims.cancel()
-        await runs.drain(DRAIN_SECONDS)
+        await claims.drain(DRAIN_SECONDS)
+        await claims.close()
         await server.stop()
         await model.close()
 

@@ -19,6 +19,7 @@ from typing import Any
 from services.harness.core import BlobRef
 
 REFERENCE = "handmesh_blob"
+INVALID_JSON = "INVALID_JSON"  # the only key of a call's input that was no JSON object: the text that the model wrote
 BLOCKS = "application/vnd.handmesh.blocks+json"
 TEXT = "text/plain"
 PDF = "application/pdf"

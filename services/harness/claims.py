@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 import grpc
 
 from handmesh.session.v1.session_pb2 import ClaimWorkRequest, ClaimWorkResponse, ReleaseWorkRequest
-from services.harness.runs import Runs
+from services.harness.runs import Ended, Runs
 from services.kit import failpoints
 from services.kit.channels import raised
 from services.kit.errors import ServiceError
@@ -17,6 +18,7 @@ from services.kit.logs import Log
 RECONNECT_SECONDS = 0.2
 RELEASE_SECONDS = 10.0
 SILENCE_SECONDS = 15.0  # the session service sends a sign of life every 5 s
+LEAVE_SECONDS = 1.0  # that the session service has to hear that this harness takes no more, and what it leaves
 
 if TYPE_CHECKING:
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
@@ -33,22 +35,55 @@ class Claims:
         self._types = types
         self._instance = instance
         self._working: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()
+        self._draining: asyncio.Task[None] | None = None
 
-    async def keep(self) -> None:
-        """Keeps the stream open until it is cancelled, over restarts of the session service."""
+    def start(self) -> None:
+        """Keeps a stream open from now on, over restarts of the session service."""
+        self._keeping = asyncio.create_task(self._keep(self._runs.capacity), name="claims")
+
+    async def drain(self, seconds: float) -> None:
+        """Takes no more, and gives back what is at work (see `Runs.drain`), so that others have it at once."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(seconds), name="drain")
+        await asyncio.shield(self._draining)
+
+    async def close(self) -> None:
+        """Closes the stream."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
+
+    async def _drain(self, seconds: float) -> None:
+        self._runs.draining = True
+        offered = self._keeping
+        self._heard.clear()
+        self._keeping = asyncio.create_task(self._keep(0), name="last claims")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await self._heard.wait()  # what is at work belongs to the new stream now
+        if offered is not None:
+            offered.cancel()
+            await asyncio.wait({offered})
+        await self._runs.drain(seconds)
+        if self._working:
+            await asyncio.wait(self._working, timeout=LEAVE_SECONDS)
+
+    async def _keep(self, capacity: int) -> None:
         while True:
             try:
-                await self._listen()
+                await self._listen(capacity)
             except grpc.aio.AioRpcError as error:
                 _log.warning("claims broke off", reason=raised(error).reason)
             except TimeoutError:
                 _log.warning("claims fell silent")
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _listen(self) -> None:
+    async def _listen(self, capacity: int) -> None:
         call = self._stub.ClaimWork(
             ClaimWorkRequest(
-                capacity=self._runs.capacity,
+                capacity=capacity,
                 harness_types=self._types,
                 instance=self._instance,
                 working_session_ids=[run.session_id for run in self._runs.list()],
@@ -62,6 +97,7 @@ class Claims:
                     offer = await anext(offers, None)
                 if offer is None:
                     return
+                self._heard.set()
                 if offer.session_id:
                     task = asyncio.create_task(self._work(offer))
                     self._working.add(task)
@@ -71,18 +107,20 @@ class Claims:
 
     async def _work(self, offer: ClaimWorkResponse) -> None:
         try:
-            refused = not await self._runs.work(offer.session_id, offer.harness)
+            ended = await self._runs.work(offer.session_id, offer.harness)
         except ServiceError as problem:
             _log.info("offer refused", session_id=offer.session_id, reason=problem.reason)
-            refused = True
+            ended = Ended(refused=True)
         except Exception as problem:
             _log.error("run failed", session_id=offer.session_id, failure=type(problem).__name__, exc_info=True)
-            refused = True
+            ended = Ended(refused=True)
         failpoints.hit("harness.run_ended")
-        await self._release(offer.claim_id, refused)
+        await self._release(offer.claim_id, ended)
 
-    async def _release(self, claim_id: str, refused: bool) -> None:
-        request = ReleaseWorkRequest(claim_id=claim_id, refused=refused)
+    async def _release(self, claim_id: str, ended: Ended) -> None:
+        request = ReleaseWorkRequest(claim_id=claim_id, refused=ended.refused)
+        if ended.wake_time is not None:
+            request.wake_time.FromNanoseconds(int(ended.wake_time * 1e9))
         try:
             await self._stub.ReleaseWork(request, timeout=RELEASE_SECONDS)
         except grpc.aio.AioRpcError as error:

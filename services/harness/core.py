@@ -1,13 +1,15 @@
 """The facts that deciding needs: what a log says, without protobuf.
 
-Every fact has the position of its event. `services/harness/adapters/codec.py` makes facts from events and events
-from what a harness decides to emit.
+Every fact has the position of its event and the time at which the log took it. `services/harness/adapters/codec.py`
+makes facts from events and events from what a harness decides to emit.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
+
+from services.harness.usage import NO_BUDGETS, NO_USAGE, Budgets, Usage
 
 Outcome = Literal["OK", "TOOL_ERROR", "TIMEOUT", "OUT_OF_MEMORY", "INTERRUPTED", "DENIED", "GONE", "UNKNOWN"]
 EndReason = Literal["DONE", "INTERRUPTED", "LIMIT", "FAILED", "REFUSED"]
@@ -16,13 +18,17 @@ PolicyAction = Literal["ALLOW", "ASK", "DENY"]
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as the model is told of it. `schema` is JSON text."""
+    """A tool as the model is told of it. `schema` is JSON text.
+
+    `timeout` is how many seconds a client has to answer, 0 for as long as it likes.
+    """
 
     name: str
     description: str
     schema: str
     idempotent: bool = False
     read_only: bool = False
+    timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,74 +88,77 @@ class Config:
     custom_tools: tuple[ToolSpec, ...] = ()
     policies: tuple[Policy, ...] = ()
     max_output_tokens: int = 0
-    max_model_calls: int = 0
+    budgets: Budgets = NO_BUDGETS
 
 
 # --- what happened ---
 @dataclass(frozen=True, slots=True)
-class Started:
+class Happened:
+    """Where in the log, and when (Unix time, seconds; 0 where nobody knows)."""
+
+    position: int
+    time: float = field(default=0.0, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Started(Happened):
     """The session began."""
 
-    position: int
     config: Config
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
+class Configured(Happened):
     """The configuration changed."""
 
-    position: int
     config: Config
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(Happened):
     """Someone wrote. `content` is JSON text of content blocks."""
 
-    position: int
     content: str
 
 
 @dataclass(frozen=True, slots=True)
-class Interrupt:
+class Interrupt(Happened):
     """Someone asked to stop."""
 
-    position: int
-
 
 @dataclass(frozen=True, slots=True)
-class Woke:
+class Woke(Happened):
     """A harness took the session up; its position is the epoch."""
 
-    position: int
-
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(Happened):
     """A hand's tools were looked up. `failed` means that they could not be."""
 
-    position: int
     hand: str
     tools: tuple[ToolSpec, ...]
     failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Replied:
-    """The model answered, having read up to `read`. `content` is JSON text of content blocks."""
+class Replied(Happened):
+    """The model answered, having read up to `read`. `content` is JSON text of content blocks.
 
-    position: int
+    The cost in `usage` is what the log says; `priced` tells whether it says anything.
+    """
+
     content: str
     stop_reason: str
     read: int
     calls: tuple[ToolCall, ...] = ()
+    usage: Usage = NO_USAGE
+    priced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class CallStarted:
+class CallStarted(Happened):
     """A call was about to be sent to a hand, under an epoch."""
 
-    position: int
     id: str
     epoch: int
     hand: str
@@ -157,127 +166,125 @@ class CallStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class CallFinished:
+class CallFinished(Happened):
     """A call was settled."""
 
-    position: int
     id: str
     result: ToolResult
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmationAsked:
-    """A person is to decide about a call."""
+class ConfirmationAsked(Happened):
+    """A person is to decide about a call, which `call_hash` stands for."""
 
-    position: int
     id: str
+    call_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Confirmed:
-    """A person decided about a call."""
+class Confirmed(Happened):
+    """A person decided about the call that `call_hash` stands for."""
 
-    position: int
     id: str
     allowed: bool
     message: str = ""
+    call_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class CustomAsked:
-    """A client is to run a call."""
+class CustomAsked(Happened):
+    """A client is to run a call, before `due` (Unix time, seconds) if there is such a time."""
 
-    position: int
     id: str
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CustomAnswered:
+class CustomAnswered(Happened):
     """A client has run a call."""
 
-    position: int
     id: str
     result: ToolResult
 
 
 @dataclass(frozen=True, slots=True)
-class Provisioned:
+class Provisioned(Happened):
     """A sandbox was made for a hand; `generation` counts the hand's sandboxes."""
 
-    position: int
     hand: str
     sandbox_id: str
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Detached:
+class Detached(Happened):
     """A hand's sandbox is gone."""
 
-    position: int
     hand: str
     sandbox_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Happened):
     """A failed call of the model will be made again at `at` (Unix time, seconds)."""
 
-    position: int
     attempt: int
     at: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Rendered(Happened):
+    """Content that the API does not take was made fit: `content` (JSON text of blocks) stands for it from here on."""
+
+    source_sha256: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended(Happened):
     """A turn ended, having dealt with everything up to `read`."""
 
-    position: int
     reason: EndReason
     read: int
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOver:
+class Paused(Happened):
+    """A budget, named by its field, was used up."""
+
+    budget: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOver(Happened):
     """The session ended for good."""
 
-    position: int
-
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class Other(Happened):
     """Something that deciding may skip."""
 
-    position: int
-
 
 @dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Happened):
     """Something that this harness does not know and may not skip."""
 
-    position: int
-    kind: str = field(default="")
+    kind: str = ""
 
 
-Fact = (
-    Started
-    | Configured
-    | Message
-    | Interrupt
-    | Woke
-    | Offered
+OfCall = CallStarted | CallFinished | ConfirmationAsked | Confirmed | CustomAsked | CustomAnswered
+Step = (
+    Offered
     | Replied
     | CallStarted
     | CallFinished
     | ConfirmationAsked
-    | Confirmed
     | CustomAsked
-    | CustomAnswered
     | Provisioned
-    | Detached
     | Retry
+    | Rendered
     | Ended
-    | SessionOver
-    | Other
-    | Unknown
 )
+Around = Started | Configured | Message | Interrupt | Woke | Detached | Paused | SessionOver | Other | Unknown
+Fact = OfCall | Step | Around

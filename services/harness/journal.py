@@ -12,7 +12,7 @@ from collections.abc import Callable
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
 from services.harness.core import Fact, Replied, Woke
-from services.harness.ports import SessionLog
+from services.harness.ports import Appended, SessionLog
 from services.harness.shelf import Shelf
 from services.kit import failpoints
 from services.kit.errors import Conflict, Refused, Unavailable
@@ -68,7 +68,7 @@ class Journal:
         appended = await self.log.emit([event], 0, self.head)
         self.epoch, self.grant = appended.first_position, appended.grant
         failpoints.hit("harness.woke")
-        await self._applied([event], appended.first_position)
+        await self._applied([event], appended)
 
     async def say(self, *events: Event) -> None:
         """Appends facts, whatever came in between. A result that came second is dropped: the first one counts."""
@@ -100,21 +100,23 @@ class Journal:
                     raise Fenced from None
                 raise
             except Refused as refused:
-                if refused.reason != "TOOL_CALL_SETTLED":
+                if refused.reason != "TOOL_CALL_SETTLED" or events[0].HasField("model_replied"):
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)  # what came first is in the log, and is read meanwhile
                 return
             else:
-                await self._applied(list(events), appended.first_position)
+                await self._applied(list(events), appended)
                 return
 
-    async def _applied(self, events: list[Event], first_position: int) -> None:
+    async def _applied(self, events: list[Event], appended: Appended) -> None:
         """Takes what was just appended without waiting to read it back, if nothing lies between."""
+        first_position = appended.first_position
         if first_position == self.head + 1:
             for position, event in enumerate(events, first_position):
                 mine = Event()
                 mine.CopyFrom(event)
                 mine.position, mine.epoch = position, self.epoch
+                mine.emit_time.FromNanoseconds(appended.time)
                 self._take(await self._whole(fact_of(mine)))
         await self._reach(first_position + len(events) - 1)
 

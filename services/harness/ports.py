@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from handmesh.session.v1.event_pb2 import Event, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
@@ -21,10 +21,14 @@ class Page:
 
 @dataclass(frozen=True)
 class Appended:
-    """Where events are in the log. `grant` comes with an accepted `HarnessWoke` only."""
+    """Where events are in the log, and since when (Unix time, nanoseconds).
+
+    `grant` comes with an accepted `HarnessWoke` only.
+    """
 
     first_position: int
     grant: str = ""
+    time: int = 0
 
 
 class Previews(Protocol):
@@ -73,13 +77,18 @@ class SessionLog(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model said. `content` is JSON text of its content blocks; a call's input in it is as it was sent."""
+    """What the model said. `content` is JSON text of its content blocks; a call's input in it is as it was sent.
 
-    content: str
+    `stop_details` is JSON text, or empty.
+    """
+
+    content: str = field(repr=False)
     stop_reason: str
     usage: TokenUsage
     message_id: str
     model: str
+    stop_sequence: str = ""
+    stop_details: str = ""
 
 
 class ModelFailure(Exception):
@@ -99,8 +108,8 @@ class Model(Protocol):
     async def newest(self) -> str:
         """Names the newest model that the client library knows. Loads that library, which may take a second."""
 
-    async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
-        """Sends a request and streams the answer: `show(block_index, kind, piece)` for each piece of a block.
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+        """Sends a request's body and streams the answer: `show(block_index, kind, piece)` for each piece of a block.
 
         `kind` is a field of `Preview.delta`: `text`, `thinking` or `tool_input`. Raises ModelFailure. To cancel the
         call is to stop the stream.
@@ -154,6 +163,16 @@ class Servers(Protocol):
         """Asks the server to stop an execution, or makes sure that it never starts."""
 
 
+class Pictures(Protocol):
+    """Makes images smaller."""
+
+    async def shrink(self, data: bytes) -> tuple[bytes, str] | None:
+        """Returns a smaller image and its media type, such that the model's API takes it; None when it cannot be done.
+
+        Whatever the data are, it comes to an end and raises nothing.
+        """
+
+
 @dataclass(frozen=True)
 class Ports:
     """Everything that a harness type reaches the world through."""
@@ -163,6 +182,10 @@ class Ports:
     servers: Servers
     now: Callable[[], float]
     jitter: Callable[[], float]
+    pictures: Pictures | None = None  # without any, the model is told of an image that is too big
+
+
+ASKING = "model"  # the step in which the model is asked
 
 
 class Progress(Protocol):
@@ -172,7 +195,7 @@ class Progress(Protocol):
         """The session is this harness's from now on."""
 
     def step(self, name: str) -> None:
-        """What the run does now."""
+        """What the run does now. `ASKING` is what a harness that goes away lets end if it can: it is paid for."""
 
 
 class HarnessType(Protocol):
@@ -180,8 +203,11 @@ class HarnessType(Protocol):
 
     description: str
 
-    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> None:
+    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> float | None:
         """Takes the session up and works until there is nothing to do or another harness owns it.
+
+        Returns when the session is to be taken up again though nothing has happened (Unix time, seconds); None when
+        only something that happens calls for a harness. Nothing of the session is held until then.
 
         Returns without a word to `progress.took_up` when there was nothing to do. Raises Conflict when another
         harness was faster, Gone when there is no such session.

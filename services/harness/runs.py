@@ -6,21 +6,14 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-from services.harness.ports import HarnessType, Ports, SessionLog
+from services.harness.ports import ASKING, HarnessType, Ports, SessionLog
 from services.kit.errors import Conflict, Full, Gone, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 
 _log = Log("services.harness.runs")
 
-
-class Outcome(Enum):
-    """What taking a session up did."""
-
-    STARTED = 1
-    ALREADY_AWAKE = 2
-    NOTHING_TO_DO = 3
+AT_ONCE = 0.0  # a time that has come
 
 
 @dataclass
@@ -31,15 +24,24 @@ class Run:
     epoch: int = 0
     doing: str = "reading"
     start_time: float = field(default_factory=time.time)
-    taken: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[Outcome] | None = None
+    moved_on: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[float | None] | None = None
 
     def took_up(self, epoch: int) -> None:
         self.epoch = epoch
-        self.taken.set()
 
     def step(self, name: str) -> None:
         self.doing = name
+        self.moved_on.set()
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended. `refused`: another harness should try. `wake_time`: when to offer the session again (Unix time,
+    seconds), if not only when something happens."""
+
+    refused: bool = False
+    wake_time: float | None = None
 
 
 class Runs:
@@ -65,68 +67,69 @@ class Runs:
         """Returns the runs, oldest first."""
         return list(self._runs.values())
 
-    async def take_up(self, session_id: str, harness: str) -> Outcome:
-        """Takes a session up in the background; returns as soon as it is this harness's, or is not.
+    def has(self, session_id: str) -> bool:
+        """Says whether a session is at work here."""
+        return session_id in self._runs
 
-        `harness` is the session's type. Raises Full, Gone, Refused for a type that is not here, and Unavailable while
-        draining.
-        """
-        if session_id in self._runs:
-            return Outcome.ALREADY_AWAKE
-        run = self._begin(session_id, harness)
-        assert run.task is not None
-        taken = asyncio.create_task(run.taken.wait())
-        await asyncio.wait({taken, run.task}, return_when=asyncio.FIRST_COMPLETED)
-        taken.cancel()
-        return Outcome.STARTED if run.taken.is_set() else run.task.result()
-
-    async def work(self, session_id: str, harness: str) -> bool:
-        """Takes a session up and waits until the run has ended. Tells whether it ended well."""
-        run = self._runs.get(session_id) or self._begin(session_id, harness)
-        assert run.task is not None
-        try:
-            await asyncio.shield(run.task)
-        except ServiceError as problem:
-            return isinstance(problem, Gone)
-        return True
-
-    def _begin(self, session_id: str, harness: str) -> Run:
-        kind = self._types.get(harness)
-        if kind is None:
+    def check(self, harness: str) -> None:
+        """Raises what speaks against one more run: Refused for a type that is not here, Unavailable while draining,
+        Full."""
+        if harness not in self._types:
             raise Refused("HARNESS_TYPE_UNKNOWN", f"there is no harness type {harness} here", harness=harness)
         if self.draining:
             raise Unavailable("DRAINING", "this harness is going away; ask another")
         if len(self._runs) >= self.capacity:
             raise Full("FULL", f"this harness is at work on {self.capacity} sessions, its limit", retry_after=1.0)
+
+    async def work(self, session_id: str, harness: str) -> Ended:
+        """Takes a session up and waits until the run has ended. Raises as `check`, and what broke the run."""
+        run = self._runs.get(session_id) or self._begin(session_id, harness)
+        assert run.task is not None
+        await asyncio.wait({run.task})
+        if run.task.cancelled():
+            return Ended(wake_time=AT_ONCE)
+        try:
+            return Ended(wake_time=run.task.result())
+        except ServiceError as problem:
+            return Ended(refused=not isinstance(problem, Gone))
+
+    def _begin(self, session_id: str, harness: str) -> Run:
+        self.check(harness)
         run = self._runs[session_id] = Run(session_id)
-        run.task = asyncio.create_task(self._run(run, kind), name=f"run {session_id}")
+        run.task = asyncio.create_task(self._run(run, self._types[harness]), name=f"run {session_id}")
         run.task.add_done_callback(_heard)
         return run
 
-    async def _run(self, run: Run, kind: HarnessType) -> Outcome:
+    async def _run(self, run: Run, kind: HarnessType) -> float | None:
         try:
-            await kind.run(self._open_log(run.session_id), self._ports, self._instance, run)
+            return await kind.run(self._open_log(run.session_id), self._ports, self._instance, run)
         except Conflict as conflict:
             _log.info("another harness was faster", session_id=run.session_id, reason=conflict.reason)
-            return Outcome.ALREADY_AWAKE
+            return None
         finally:
             del self._runs[run.session_id]
-        return Outcome.STARTED if run.taken.is_set() else Outcome.NOTHING_TO_DO
 
     async def drain(self, seconds: float) -> None:
-        """Takes nothing new, lets runs end for a while, then leaves the rest to other harnesses."""
+        """Takes nothing new and leaves what there is to other harnesses.
+
+        An answer of the model that is on its way is waited for, for a while: it is paid for. All else goes on where it
+        is, such as a tool in its hand, and whoever takes the session up next gets it.
+        """
         self.draining = True
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
-        if not tasks:
-            return
-        _, unfinished = await asyncio.wait(tasks, timeout=seconds)
-        for task in unfinished:
-            task.cancel()
-        if unfinished:
-            await asyncio.wait(unfinished)
+        await asyncio.gather(*(self._leave(run, seconds) for run in self.list()))
+
+    async def _leave(self, run: Run, seconds: float) -> None:
+        assert run.task is not None
+        if run.doing == ASKING:
+            run.moved_on.clear()
+            moved = asyncio.create_task(run.moved_on.wait())
+            await asyncio.wait({run.task, moved}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            moved.cancel()
+        run.task.cancel()
+        await asyncio.wait({run.task})
 
 
-def _heard(task: asyncio.Task[Outcome]) -> None:
+def _heard(task: asyncio.Task[float | None]) -> None:
     """Says what ended a run that nobody waits for."""
     if not task.cancelled() and (problem := task.exception()) is not None:
         if isinstance(problem, ServiceError):

@@ -3,29 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from handmesh.harness.v1 import harness_pb2 as pb
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceServicer
+from handmesh.session.v1.session_pb2 import (
+    OFFER_OUTCOME_CLAIMED,
+    OFFER_OUTCOME_NOT_NEEDED,
+    OFFER_OUTCOME_OFFERED,
+    OfferWorkResponse,
+)
 from services.harness.ports import HarnessType
 from services.harness.runs import Runs
 from services.kit.guard import Context
 
-DRAIN_SECONDS = 4.0
+_OUTCOMES = {
+    OFFER_OUTCOME_OFFERED: pb.WAKE_OUTCOME_STARTED,
+    OFFER_OUTCOME_CLAIMED: pb.WAKE_OUTCOME_ALREADY_AWAKE,
+    OFFER_OUTCOME_NOT_NEEDED: pb.WAKE_OUTCOME_NOTHING_TO_DO,
+}
 
 
 class HarnessServicer(HarnessServiceServicer):
     """Serves `handmesh.harness.v1.HarnessService`."""
 
-    def __init__(self, runs: Runs, types: dict[str, HarnessType], type_of: Callable[[str], Awaitable[str]]) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        types: dict[str, HarnessType],
+        offer: Callable[[str], Awaitable[OfferWorkResponse]],
+        drain: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
         self._runs = runs
-        self._type_of = type_of
+        self._offer = offer
         self._types = types
+        self._drain = drain
         self._draining: asyncio.Task[None] | None = None
 
     async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:
-        outcome = await self._runs.take_up(request.session_id, await self._type_of(request.session_id))
-        return pb.WakeResponse(outcome=pb.WakeOutcome.Value(f"WAKE_OUTCOME_{outcome.name}"))
+        if self._runs.has(request.session_id):
+            return pb.WakeResponse(outcome=pb.WAKE_OUTCOME_ALREADY_AWAKE)
+        found = await self._offer(request.session_id)
+        if found.outcome == OFFER_OUTCOME_OFFERED:
+            self._runs.check(found.harness)
+        return pb.WakeResponse(outcome=_OUTCOMES[found.outcome])
 
     async def ListHarnessTypes(
         self, request: pb.ListHarnessTypesRequest, context: Context
@@ -44,5 +66,5 @@ class HarnessServicer(HarnessServiceServicer):
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         if self._draining is None:
-            self._draining = asyncio.create_task(self._runs.drain(DRAIN_SECONDS))
+            self._draining = asyncio.create_task(self._drain())
         return pb.DrainResponse()

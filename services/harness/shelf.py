@@ -46,6 +46,13 @@ class Shelf:
         fitting = replace(result, output=output, content=content, truncated=result.truncated or cut)
         return fitting, tuple(kept)
 
+    async def fitted_blocks(self, content: str) -> tuple[str, tuple[BlobRef, ...]]:
+        """Returns blocks as an event holds them, and the blobs that hold what does not fit."""
+        kept: list[BlobRef] = []
+        if blocks.size_of(content) > blocks.MAX_CONTENT_BYTES:
+            content = await self._shrunk(content, kept)
+        return content, tuple(kept)
+
     async def fitted_reply(self, content: str) -> str:
         """Returns a reply's blocks as its event holds them. Raises Full, or Refused, when there is no room for them."""
         if blocks.size_of(content) <= blocks.MAX_REPLY_BYTES:
@@ -64,13 +71,14 @@ class Shelf:
         content = data.decode()
         return replace(reply, content=content, calls=codec.calls_of(content, reply.stop_reason))
 
-    async def opened(self, facts: Iterable[Message | Replied | CallFinished]) -> Mapping[str, list[Block]]:
-        """Fetches what facts refer to: by blob, the blocks that take the reference's place."""
+    async def opened(
+        self, facts: Iterable[Message | Replied | CallFinished], contents: Iterable[str] = ()
+    ) -> Mapping[str, list[Block]]:
+        """Fetches what facts and contents refer to: by blob, the blocks that take the reference's place."""
         found: dict[str, list[Block]] = {}
-        for fact in facts:
-            if isinstance(fact, Replied):
-                continue  # made whole when it was read
-            content = fact.content if isinstance(fact, Message) else fact.result.content
+        said = [fact for fact in facts if not isinstance(fact, Replied)]  # a reply was made whole when it was read
+        texts = [fact.content if isinstance(fact, Message) else fact.result.content for fact in said]
+        for content in (*texts, *contents):
             for block in blocks.references(content):
                 name = str(block.get("blob_id"))
                 if name not in found:

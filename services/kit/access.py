@@ -10,11 +10,12 @@ CLIENT = frozenset({"client"})
 MESH = frozenset({"session", "harness", "sandbox", "vault_proxy"})
 HARNESS = frozenset({"harness"})
 READERS = CLIENT | HARNESS
+HANDS = READERS | {"sandbox"}  # what a sandbox is filled from, and what it leaves
 GRANT_CHECKERS = frozenset({"sandbox", "vault_proxy"})
 
 _SESSION = {
     "CreateSession": READERS,
-    "GetSession": READERS | {"sandbox"},  # whose reaper asks whether a session has ended
+    "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
     "EndSession": READERS,
@@ -30,21 +31,22 @@ _SESSION = {
     "PublishPreviews": HARNESS,
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
+    "OfferWork": HARNESS,
     "CheckGrant": GRANT_CHECKERS,
     "WatchRevocations": GRANT_CHECKERS,
-    "UploadBlob": READERS,
-    "DownloadBlob": READERS,
+    "UploadBlob": HANDS,
+    "DownloadBlob": HANDS,
     "ListBlobs": READERS,
 }
 _MEMORY = {
     "CreateMemoryStore": CLIENT,
     "ListMemoryStores": CLIENT,
     "DeleteMemoryStore": CLIENT,
-    "WriteMemory": READERS,
-    "ReadMemory": READERS,
-    "ListMemories": READERS,
+    "WriteMemory": HANDS,
+    "ReadMemory": HANDS,
+    "ListMemories": HANDS,
     "ListMemoryVersions": READERS,
-    "DeleteMemory": READERS,
+    "DeleteMemory": HANDS,
 }
 _HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
 _SANDBOX = {

@@ -66,7 +66,7 @@ def parts(
     recent = Recent(log)
     reader = Reader(recent, writer)
     index = Index(store.registry)
-    claims = Claims(store.queue, store.wire, writer, now)
+    claims = Claims(store.queue, store.wire, store.registry, writer, now)
     grants = Grants(store.registry, store.wire, writer, reader, now)
     watcher = Watcher(recent, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)

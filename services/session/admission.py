@@ -69,7 +69,7 @@ def check_room(state: WriteState, facts: Sequence[Fact], max_bytes: int) -> None
 
 
 def _draft_of(state: WriteState) -> WriteState:
-    return replace(state, calls=dict(state.calls), names=ChainMap({}, state.names))
+    return replace(state, calls=dict(state.calls), hashes=dict(state.hashes), names=ChainMap({}, state.names))
 
 
 def check_emitters(facts: Sequence[Fact]) -> None:
@@ -115,6 +115,7 @@ def _admit_one(state: WriteState, fact: Fact, facts: Sequence[Fact], expected_po
                 raise _not_open(state, fact.tool_use_id)
         case "tool_confirmed":
             _admit_answer(state, fact.tool_use_id, Call.ASKED)
+            _admit_decision(state, fact)
         case "custom_tool_answered":
             _admit_answer(state, fact.tool_use_id, Call.REQUESTED)
 
@@ -126,6 +127,16 @@ def _admit_answer(state: WriteState, call: str, needed: Call) -> None:
     if step in (None, Call.OPEN):
         raise _not_open(state, call)
     raise _settled(call)
+
+
+def _admit_decision(state: WriteState, fact: Fact) -> None:
+    """Raises Refused for a decision about another call than the stored one. To decline one no hash is needed."""
+    if fact.call_hash != state.hashes.get(fact.tool_use_id) and (fact.call_hash or fact.allowed):
+        raise Refused(
+            "CALL_HASH_MISMATCH",
+            "call_hash is not the one that the confirmation was requested with",
+            tool_use_id=fact.tool_use_id,
+        )
 
 
 def _not_open(state: WriteState, call: str) -> ServiceError:

@@ -1,162 +1,128 @@
 """Offers sessions that need a harness to harnesses, and sees to it that none is forgotten.
 
-Three things hold a session that needs a harness, and it is never in two of them:
+Three things hold a session that needs a harness:
 
     the queue        waits for a harness; durable, shared by all replicas
     a claim          a harness has it, as long as its stream is open
-    a rest           a harness wants it back at some time
+    a timer          a harness wants it back at some time; durable, known to all replicas (`timers.py`)
 
-A claim and a rest hold the queue's item, so every replica knows that somebody has the session. The item is removed
-only when a claim ends and the log, read after that, needs nobody: what was appended before is seen then, and what is
-appended later queues the session again. When this process dies its items come back by themselves.
+A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
+claim ends and the log, read after that, needs nobody: what was appended before is seen then, and what is appended later
+queues the session again. When this process dies its items come back by themselves, and whoever takes one asks the other
+replicas first whether the harness is with them by now (`holders.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
 
-from services.kit import ids
-from services.kit.errors import Gone, Invalid, Unavailable
+from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
-from services.session.configs import HARNESS_TYPE
-from services.session.core import WriteState, needs_harness
-from services.session.log import HOLD_SECONDS, Wire, WorkItem, WorkQueue
+from services.session.bounded import Bounded
+from services.session.core import WriteState, may_be_timed, needs_harness
+from services.session.holders import Holders, Word
+from services.session.log import HOLD_SECONDS, Registry, Wire, WorkItem, WorkQueue
+from services.session.streams import Claim, Offered, Stream, check
+from services.session.timers import Timer, Timers
 from services.session.writer import Writer
 
-NUDGE, EVERYBODY = "nudge", "all"  # topic and key: a session has news that some replica lets rest
-MAX_CAPACITY = 1_000
-LIFE_SECONDS = 5.0  # between two signs of life
 TAKE_SECONDS = 5.0
-TICK_SECONDS = 0.25
-HOLD_TICKS = int(HOLD_SECONDS / 3 / TICK_SECONDS)
 REFUSED_SECONDS = 1.0  # until a session that a harness refused is offered again
 FIRST_PAUSE_SECONDS = 0.5  # until one is offered again for which a harness did nothing; doubled each time
 MAX_PAUSE_SECONDS = 60.0
-MAX_REMEMBERED = 10_000
+HAND_OVER_SECONDS = 2.0  # that harnesses have to come to another replica when this one goes
 
 _journal = Journal("services.session.claims")
-V = TypeVar("V")
-
-
-@dataclass(eq=False)
-class Claim:
-    """A session that a harness has. Without an item it was claimed in a process that is no more."""
-
-    session_id: str
-    harness: str
-    head: int  # the log's last position when it was offered
-    item: WorkItem | None
-    stream: _Stream
-    claim_id: str = field(default_factory=lambda: ids.mint("claim"))
-
-
-@dataclass(eq=False)
-class _Stream:
-    """A harness's open `ClaimWork`."""
-
-    capacity: int
-    claims: set[Claim] = field(default_factory=set)
-    offers: asyncio.Queue[Claim | Exception] = field(default_factory=asyncio.Queue)
-    room: asyncio.Event = field(default_factory=asyncio.Event)
-    closed: bool = False
-
-    @property
-    def full(self) -> bool:
-        return self.closed or len(self.claims) >= self.capacity
-
-    async def has_room(self) -> None:
-        while self.full:
-            self.room.clear()
-            await self.room.wait()
-
-
-@dataclass(frozen=True)
-class _Rest:
-    item: WorkItem
-    due: float  # of the loop's clock
 
 
 class Claims:
     """Who works on what, as far as this process offers it."""
 
-    def __init__(self, queue: WorkQueue, wire: Wire, writer: Writer, now: Callable[[], int]) -> None:
+    def __init__(
+        self, queue: WorkQueue, wire: Wire, registry: Registry, writer: Writer, now: Callable[[], int]
+    ) -> None:
         self._queue = queue
-        self._wire = wire
         self._writer = writer
         self._now = now
+        self._timers = Timers(registry, now, self._ring)
+        self._holders = Holders(wire, self._answer)
         self._claims: dict[str, Claim] = {}
         self._by_session: dict[str, Claim] = {}
-        self._rests: dict[str, _Rest] = {}
-        self._ended: OrderedDict[str, None] = OrderedDict()  # claims that were released
-        self._idle: OrderedDict[str, int] = OrderedDict()  # sessions for which a harness did nothing, how often
-        self._streams: set[_Stream] = set()
+        self._left: dict[str, Claim] = {}  # claims of streams that ended because this process does
+        self._ended: Bounded[None] = Bounded()  # claims that were released
+        self._idle: Bounded[int] = Bounded()  # sessions for which a harness did nothing, how often
+        self._streams: set[Stream] = set()
+        self._handed_over = asyncio.Event()
         self._draining = False
-        self._nudged: set[str] = set()
 
     def drain(self) -> None:
         """Ends all streams: this process ends. What was claimed stays so for a moment, for harnesses that come back."""
         self._draining = True
         for stream in self._streams:
-            stream.offers.put_nowait(Unavailable("DRAINING", "this process is going away; ask another"))
+            stream.end(Unavailable("DRAINING", "this process is going away; ask another"))
+
+    async def finish(self) -> None:
+        """Waits until harnesses have taken what they work on to other replicas, at most `HAND_OVER_SECONDS`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_SECONDS):
+                while self._left:
+                    self._handed_over.clear()
+                    await self._handed_over.wait()
 
     async def run(self) -> None:
-        """Holds what is claimed and wakes what rests, until cancelled."""
-        stop = await self._wire.listen(
-            NUDGE, EVERYBODY, lambda data: self._nudged.add(data.decode()), gap=self._writer.doubt
-        )
-        tick = 0
+        """Holds what is claimed and rings timers, until cancelled."""
+        stop = await self._holders.listen(gap=self._writer.doubt)
         try:
-            while True:
-                await asyncio.sleep(TICK_SECONDS)
-                tick += 1
-                await self._wake_rests()
-                if tick % HOLD_TICKS == 0:
-                    for item in self._held():
-                        await item.hold()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._timers.run())
+                tasks.create_task(self._hold())
         finally:
             await stop()
-            now = asyncio.get_running_loop().time()
-            for rest in self._rests.values():
-                await rest.item.back(rest.due - now)
+
+    async def _hold(self) -> None:
+        while True:
+            await asyncio.sleep(HOLD_SECONDS / 3)
+            for claim in (*self._claims.values(), *self._left.values()):
+                if claim.item is not None:
+                    await claim.item.hold()
 
     async def want(self, session_id: str, state: WriteState) -> None:
         """Sees to it that somebody is offered the session, if its log needs a harness. Durable on return."""
-        if not needs_harness(state) or session_id in self._by_session:
-            return  # a claim's end looks into the log again
-        rest = self._rests.pop(session_id, None)
-        if rest is not None:
-            await rest.item.back()
-        elif not await self._queue.put(state.harness, session_id):
-            self._nudged.add(session_id)
-            await self._wire.send(NUDGE, EVERYBODY, session_id.encode())
+        if needs_harness(state) and session_id not in self._by_session:  # a claim's end looks into the log again
+            await self._queue.put(state.harness, session_id)
+
+    async def offer(self, session_id: str) -> tuple[Offered, str]:
+        """Does the same for whoever asks; says what was found, and the session's harness type. Raises Gone."""
+        state = await self._writer.current(session_id)
+        if session_id in self._by_session:
+            return Offered.CLAIMED, state.harness
+        if not needs_harness(state):
+            return Offered.NOT_NEEDED, state.harness
+        if not await self._queue.put(state.harness, session_id) and await self._holders.has(session_id):
+            return Offered.CLAIMED, state.harness
+        return Offered.OFFERED, state.harness
 
     async def claim(
-        self, capacity: int, harnesses: Sequence[str], working: Sequence[str]
+        self, capacity: int, harnesses: Sequence[str], working: Sequence[str], instance: str = ""
     ) -> AsyncIterator[Claim | None]:
         """Yields sessions for a harness, and None as a sign of life. Its end gives all of them to others.
 
-        `working` are sessions that the harness is at work on already: each gets a claim again, which is yielded too.
-        Raises Invalid for a capacity that is out of bounds.
+        `working` are sessions that the harness is at work on already: each gets a claim again, which is yielded too,
+        and whatever claim the same `instance` had is void. Raises Invalid for a capacity that is out of bounds.
         """
-        if not 1 <= capacity <= MAX_CAPACITY:
-            raise Invalid("ARGUMENT_INVALID", f"capacity must be 1 to {MAX_CAPACITY}, not {capacity}", field="capacity")
-        for harness in harnesses:
-            if not HARNESS_TYPE.fullmatch(harness):
-                raise Invalid("ARGUMENT_INVALID", f"a type matches ^{HARNESS_TYPE.pattern}$", field="harness_types")
-        stream = _Stream(capacity)
+        check(capacity, harnesses)
+        stream = Stream(capacity, instance)
         self._streams.add(stream)
         pulls: list[asyncio.Task[None]] = []
         try:
-            for session_id in working:
-                await self._bind(stream, session_id)
-            pulls += [asyncio.create_task(self._pull(stream, harness)) for harness in harnesses]
+            await asyncio.gather(*(self._bind(stream, session_id) for session_id in working))
+            if capacity:
+                pulls += [asyncio.create_task(self._pull(stream, harness)) for harness in harnesses]
             yield None
             while True:
-                yield await _next_offer(stream)
+                yield await stream.next_offer()
         finally:
             for pull in pulls:
                 pull.cancel()
@@ -170,28 +136,33 @@ class Claims:
                 return False
             raise Gone("CLAIM_UNKNOWN", "the claim is not this server's, or not any more")
         self._unbind(claim)
-        _remember(self._ended, claim_id, None)
-        if refused:
-            return await self._rest(claim, REFUSED_SECONDS)
+        self._ended[claim_id] = None
         state = await self._state(claim.session_id)
         if state is None:
             return await self._finish(claim.session_id, claim.item)
+        if refused:
+            return await self._later(claim, state, self._now() + int(REFUSED_SECONDS * 1e9))
+        if wake_time is not None and wake_time <= self._now():
+            await self._back(claim)
+            return True
         unseen = state.last_input > max(claim.head, state.last_step)
-        if wake_time is not None and not unseen:
-            return await self._rest(claim, (wake_time - self._now()) / 1_000_000_000)
+        if wake_time is not None and may_be_timed(state) and not unseen:
+            return await self._later(claim, state, wake_time)
         if not needs_harness(state) or state.harness != claim.harness:
             return await self._finish(claim.session_id, claim.item)
         if max(state.last_input, state.last_deed) > claim.head:
             self._idle.pop(claim.session_id, None)
-            return await self._rest(claim, 0.0)
+            await self._back(claim)
+            return True
         times = self._idle.get(claim.session_id, 0)
-        _remember(self._idle, claim.session_id, times + 1)
+        self._idle[claim.session_id] = times + 1
         _journal.warning("harness did nothing", session_id=claim.session_id, times=times + 1)
-        return await self._rest(claim, min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**times))
+        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**times)
+        return await self._later(claim, state, self._now() + int(pause * 1e9))
 
     # --- taking from the queue ---
 
-    async def _pull(self, stream: _Stream, harness: str) -> None:
+    async def _pull(self, stream: Stream, harness: str) -> None:
         try:
             while True:
                 await stream.has_room()
@@ -199,49 +170,92 @@ class Claims:
                     item = await self._queue.take(harness, TAKE_SECONDS)
                     if item is not None:
                         await self._offer(stream, harness, item)
+                        await stream.pace()
                 except Unavailable:
                     await asyncio.sleep(FIRST_PAUSE_SECONDS)
         except Exception as problem:
-            stream.offers.put_nowait(problem)  # it ends the stream, and with it the claims
+            stream.end(problem)  # and with it the claims
 
-    async def _offer(self, stream: _Stream, harness: str, item: WorkItem) -> None:
-        state = await self._state(item.session_id)
-        claim = self._by_session.get(item.session_id)
+    async def _offer(self, stream: Stream, harness: str, item: WorkItem) -> None:
+        session_id = item.session_id
+        state = await self._state(session_id)
+        wanted = state is not None and state.harness == harness and _wants(state, item)
+        if wanted and item.again and await self._is_elsewhere(session_id, item):
+            return
+        claim = self._by_session.get(session_id)
         if claim is not None:
             claim.item = item  # it came back though a harness has it
-        elif state is None or not needs_harness(state) or state.harness != harness:
-            await self._finish(item.session_id, item)
+        elif state is None or not wanted:
+            await self._finish(session_id, item)
         elif stream.full:
             await item.back()
         else:
-            self._register(Claim(item.session_id, harness, state.head, item, stream))
+            self._register(Claim(session_id, harness, state.head, item, stream))
 
-    async def _bind(self, stream: _Stream, session_id: str) -> None:
+    async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
+        """Says whether its harness went to another replica, which then has the item."""
+        if session_id in self._by_session or self._holders.is_free(session_id):
+            return False
+        return await self._holders.has(session_id, item.handle)
+
+    async def _ring(self, timer: Timer) -> None:
+        state = await self._state(timer.session_id)
+        if state is not None and may_be_timed(state):
+            await self._queue.put(state.harness, timer.session_id, timed=True)
+
+    async def _bind(self, stream: Stream, session_id: str) -> None:
         state = await self._state(session_id)
-        if state is not None and not state.ended and session_id not in self._by_session:
-            rest = self._rests.pop(session_id, None)
-            self._register(Claim(session_id, state.harness, state.head, rest.item if rest else None, stream))
+        if state is None or state.ended:
+            return
+        old = self._by_session.get(session_id)
+        if old is not None and old.stream.instance != stream.instance:
+            return
+        item = old.item if old is not None else await self._taken_over(session_id, stream.instance)
+        old = self._by_session.get(session_id)
+        if old is not None:
+            self._unbind(old)
+            self._ended[old.claim_id] = None
+        self._register(Claim(session_id, state.harness, state.head, item, stream))
+
+    async def _taken_over(self, session_id: str, instance: str) -> WorkItem | None:
+        handle = await self._holders.claim(session_id, instance)
+        return self._queue.adopt(session_id, handle) if handle else None
+
+    def _answer(self, word: Word) -> str | None:
+        """Answers another replica (see `Holders`)."""
+        claim = self._by_session.get(word.session_id)
+        if word.kind == "who":
+            if claim is not None and word.handle:
+                claim.item = self._queue.adopt(word.session_id, word.handle)
+            return None if claim is None else ""
+        claim = claim or self._left.get(word.session_id)
+        if claim is None or claim.stream.instance != word.instance:
+            return None
+        self._unbind(claim)
+        return "" if claim.item is None else claim.item.handle
 
     def _register(self, claim: Claim) -> None:
         self._claims[claim.claim_id] = self._by_session[claim.session_id] = claim
-        claim.stream.claims.add(claim)
-        claim.stream.offers.put_nowait(claim)
+        claim.stream.take(claim)
 
     def _unbind(self, claim: Claim) -> None:
-        del self._claims[claim.claim_id]
-        del self._by_session[claim.session_id]
-        claim.stream.claims.discard(claim)
-        claim.stream.room.set()
+        if self._claims.pop(claim.claim_id, None) is not None:
+            del self._by_session[claim.session_id]
+        self._left.pop(claim.session_id, None)
+        self._handed_over.set()
+        claim.stream.drop(claim)
 
     # --- giving back ---
 
-    async def _close(self, stream: _Stream) -> None:
+    async def _close(self, stream: Stream) -> None:
         self._streams.discard(stream)
         stream.closed = True
         for claim in tuple(stream.claims):
             self._unbind(claim)
-            if not self._draining:
-                await self._rest(claim, 0.0)
+            if self._draining:
+                self._left[claim.session_id] = claim
+            else:
+                await self._back(claim)
 
     async def _finish(self, session_id: str, item: WorkItem | None) -> bool:
         """Removes the item; queues the session again when its log, read after that, needs a harness."""
@@ -254,27 +268,24 @@ class Claims:
         await self._queue.put(state.harness, session_id)
         return True
 
-    async def _rest(self, claim: Claim, seconds: float) -> bool:
-        """Offers the session again after some time."""
-        if claim.item is None:
-            await self._queue.put(claim.harness, claim.session_id)
-        elif seconds > 0:
-            self._rests[claim.session_id] = _Rest(claim.item, asyncio.get_running_loop().time() + seconds)
-        else:
-            await claim.item.back()
+    async def _later(self, claim: Claim, seen: WriteState, due: int) -> bool:
+        """Offers the session again at some time; at once when something is said to it that was not seen."""
+        last_input = seen.last_input
+        await self._timers.set(Timer(due, claim.session_id, claim.harness))
+        if claim.item is not None:
+            await claim.item.done()
+        state = await self._state(claim.session_id)
+        if state is not None and needs_harness(state) and state.last_input > last_input:
+            await self._queue.put(state.harness, claim.session_id)
         return True
 
-    async def _wake_rests(self) -> None:
-        nudged, self._nudged = self._nudged, set()
-        now = asyncio.get_running_loop().time()
-        for session_id, rest in tuple(self._rests.items()):
-            if session_id in nudged or rest.due <= now:
-                del self._rests[session_id]
-                await rest.item.back()
-
-    def _held(self) -> list[WorkItem]:
-        claimed = [claim.item for claim in self._claims.values() if claim.item is not None]
-        return claimed + [rest.item for rest in self._rests.values()]
+    async def _back(self, claim: Claim) -> None:
+        """Offers the session again at once."""
+        if claim.item is None:
+            await self._queue.put(claim.harness, claim.session_id)
+        else:
+            await self._holders.free(claim.session_id)
+            await claim.item.back()
 
     async def _state(self, session_id: str) -> WriteState | None:
         try:
@@ -283,18 +294,5 @@ class Claims:
             return None
 
 
-async def _next_offer(stream: _Stream) -> Claim | None:
-    try:
-        async with asyncio.timeout(LIFE_SECONDS):
-            offer = await stream.offers.get()
-    except TimeoutError:
-        return None
-    if isinstance(offer, Exception):
-        raise offer
-    return offer
-
-
-def _remember(kept: OrderedDict[str, V], key: str, value: V) -> None:
-    kept[key] = value
-    while len(kept) > MAX_REMEMBERED:
-        kept.popitem(last=False)
+def _wants(state: WriteState, item: WorkItem) -> bool:
+    return needs_harness(state) or (item.timed and may_be_timed(state))

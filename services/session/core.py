@@ -3,6 +3,7 @@
     fold(state, fact, time)   what the log says once this event is in it
     status(state)             what the session does
     needs_harness(state)      whether anybody must be woken for it
+    may_be_timed(state)       whether a timer may wake anybody for it
     admission.admit(...)      whether events may be appended (in its own module)
 
 `fold` changes the state that it is given and returns it: a state knows the names of up to 100,000 events, and a copy
@@ -89,6 +90,10 @@ class Fact:
     calls: tuple[str, ...] = ()  # the tool calls that a reply asks for
     read_position: int = 0
     usage: Usage = NO_USAGE
+    cost_micros: int = 0
+    call_hash: str = ""  # of a confirmation, asked or given
+    allowed: bool = False  # likewise
+    budget: str = ""  # the one that was reached
     reason: int = 0  # a `TurnEndReason`
     tenant: str = ""
     harness: str = ""
@@ -115,10 +120,12 @@ class WriteState:
     message: int = 0  # position of the last message
     settled: int = 0  # what turns have read that have ended
     interrupt: int = 0  # an interrupt that no turn has obeyed yet
-    paused: bool = False
+    paused: str = ""  # the budget that was reached
     retrying: bool = False
     calls: dict[str, Call] = field(default_factory=dict)  # those that are open, in the model's order
+    hashes: dict[str, str] = field(default_factory=dict)  # open call that a person is to decide about -> its hash
     usage: Usage = NO_USAGE
+    cost_micros: int = 0  # as far as prices are known
     turns: int = 0
     last_turn_end: int = 0
     last_input: int = 0  # position of the last event that a harness should look at
@@ -160,9 +167,9 @@ def _change(state: WriteState, fact: Fact) -> None:
     match fact.kind:
         case "session_started" | "config_changed":
             state.tenant, state.harness, state.config_position = fact.tenant, fact.harness, state.head
-            state.paused = False
+            state.paused = ""
         case "message_received":
-            state.message, state.paused = state.head, False
+            state.message = state.head
         case "interrupt_requested":
             state.interrupt = state.head if _turn_open(state) else 0
         case "harness_woke":
@@ -170,13 +177,15 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "model_replied":
             _drop_answered(state)
             state.retrying = False
+            state.cost_micros += fact.cost_micros
             for call in fact.calls:
                 state.calls[call] = Call.OPEN
                 state.names[name_of("call", call)] = state.head
         case "tool_finished":
             state.calls.pop(fact.tool_use_id, None)
+            state.hashes.pop(fact.tool_use_id, None)
         case "budget_reached":
-            state.paused = True
+            state.paused = fact.budget or "?"
         case "retry_scheduled":
             state.retrying = True
         case "turn_ended":
@@ -192,6 +201,9 @@ def _change(state: WriteState, fact: Fact) -> None:
             state.forked = state.head
         case kind if kind in _CALL_STEPS:
             state.calls[fact.tool_use_id] = _CALL_STEPS[kind]
+            state.hashes.pop(fact.tool_use_id, None)
+            if kind == "tool_confirmation_requested":
+                state.hashes[fact.tool_use_id] = fact.call_hash
 
 
 _CALL_STEPS = {
@@ -207,7 +219,7 @@ def _end_turn(state: WriteState, fact: Fact) -> None:
     state.settled = max(state.settled, fact.read_position)
     state.turns += 1
     state.last_turn_end = fact.reason
-    state.retrying = False
+    state.retrying, state.paused = False, ""
     if state.settled >= state.interrupt or not _turn_open(state):
         state.interrupt = 0
     _drop_answered(state)
@@ -248,3 +260,8 @@ def status(state: WriteState) -> Status:
 def needs_harness(state: WriteState) -> bool:
     """Says whether a harness has something to do: now, or at a retry's time."""
     return not state.archived and status(state) in (Status.RUNNING, Status.RETRYING)
+
+
+def may_be_timed(state: WriteState) -> bool:
+    """Says whether a time that has come can mean anything to a harness: only while a turn is open."""
+    return not state.archived and status(state) in (Status.RUNNING, Status.RETRYING, Status.WAITING)

@@ -26,6 +26,7 @@ EMITTERS: dict[str, frozenset[str]] = {
     "turn_ended": _BY_HARNESS,
     "error_raised": _BY_HARNESS,
     "retry_scheduled": _BY_HARNESS,
+    "content_rendered": _BY_HARNESS,
     "context_compacted": _BY_HARNESS,
     "config_changed": _BY_SESSION,
     "budget_reached": _BY_HARNESS,

@@ -93,6 +93,7 @@ class Janitor:
         purged += await purge(self._operator, "KV_grants", f"$KV.grants.{session_id}.*")
         purged += await purge(self._operator, "KV_blobs", f"$KV.blobs.{session_id}")
         purged += await purge(self._operator, "KV_snapshots", f"$KV.snapshots.{session_id}.>")
+        purged += await purge(self._operator, "KV_timers", f"$KV.timers.{session_id}")
         return purged + await purge(self._operator, "OBJECTS", f"obj.{session_id}.>")
 
 

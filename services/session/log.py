@@ -24,7 +24,7 @@ from services.session.objects import Objects
 PATIENCE_SECONDS = 2.0
 MAX_STORED_BYTES = 1024 * 1024 + 64 * 1024  # a batch with what the log sets in each of its events
 BATCH_SPAN = 16  # positions that one stored batch takes at most
-HOLD_SECONDS = 10.0  # how long a taken work item is kept for its holder without a sign of life
+HOLD_SECONDS = 5.0  # how long a taken work item is kept for its holder without a sign of life
 
 Stop = Callable[[], Awaitable[None]]
 
@@ -130,6 +130,18 @@ class WorkItem(Protocol):
     def session_id(self) -> str:
         """Which session."""
 
+    @property
+    def timed(self) -> bool:
+        """Whether it was queued because a time has come."""
+
+    @property
+    def again(self) -> bool:
+        """Whether it was taken before: its holder gave it back, or was not heard of for `HOLD_SECONDS`."""
+
+    @property
+    def handle(self) -> str:
+        """Names what was taken, for `WorkQueue.adopt`."""
+
     async def hold(self) -> None:
         """Keeps it for another `HOLD_SECONDS`. May be lost; say it often."""
 
@@ -143,11 +155,14 @@ class WorkItem(Protocol):
 class WorkQueue(Protocol):
     """Sessions that need a harness: each at most once, whether it waits or is taken. Shared by all replicas."""
 
-    async def put(self, harness: str, session_id: str) -> bool:
+    async def put(self, harness: str, session_id: str, timed: bool = False) -> bool:
         """Queues a session for harnesses of a type, durably. False when it is there already, waiting or taken."""
 
     async def take(self, harness: str, seconds: float) -> WorkItem | None:
         """Takes a session for a harness type, waiting at most so long. Cancelling it loses nothing."""
+
+    def adopt(self, session_id: str, handle: str) -> WorkItem:
+        """Makes an item that another replica took this one's: from now on this one holds it."""
 
 
 class Wire(Protocol):

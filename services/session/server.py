@@ -68,6 +68,7 @@ class Parts:
     async def finish(self) -> None:
         """Carries through what was begun."""
         await self.sessions.finish()
+        await self.claims.finish()
         await self.blobs.finish()
         await self.writer.finish()
 
@@ -181,7 +182,8 @@ class SessionServicer(SessionServiceServicer):
         for session_id in request.working_session_ids:
             ids.check("session_id", session_id)
         harnesses = list(request.harness_types) or [codec.DEFAULT_HARNESS]
-        async for claim in self._parts.claims.claim(request.capacity, harnesses, request.working_session_ids):
+        working = request.working_session_ids
+        async for claim in self._parts.claims.claim(request.capacity, harnesses, working, request.instance):
             if claim is None:
                 yield pb.ClaimWorkResponse()
             else:
@@ -191,6 +193,10 @@ class SessionServicer(SessionServiceServicer):
         wake_time = codec.nanoseconds(request.wake_time) if request.HasField("wake_time") else None
         again = await self._parts.claims.release(request.claim_id, wake_time, request.refused)
         return pb.ReleaseWorkResponse(offered_again=again)
+
+    async def OfferWork(self, request: pb.OfferWorkRequest, context: Context) -> pb.OfferWorkResponse:
+        found, harness = await self._parts.claims.offer(request.session_id)
+        return pb.OfferWorkResponse(outcome=pb.OfferOutcome.ValueType(found), harness=harness)
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
         granted = await self._parts.grants.check(grant_of(context))
@@ -224,6 +230,8 @@ class SessionServicer(SessionServiceServicer):
     async def DownloadBlob(
         self, request: pb.DownloadBlobRequest, context: Context
     ) -> AsyncIterator[pb.DownloadBlobResponse]:
+        found = await self._parts.blobs.find(request.session_id, request.blob_id, caller().tenant)
+        yield pb.DownloadBlobResponse(blob=found)
         async for piece in self._parts.blobs.download(
             request.session_id, request.blob_id, request.offset, request.length, caller().tenant
         ):

@@ -13,7 +13,7 @@ def taken(*events: dict) -> tuple[Answering, list[tuple[int, str, str]]]:
     shown: list[tuple[int, str, str]] = []
     answering = Answering(lambda *piece: shown.append(piece))
     for event in (START, *events):
-        answering.take(event)
+        answering.take(json.dumps(event).encode())
     return answering, shown
 
 
@@ -60,11 +60,11 @@ def test_a_tools_input_stays_the_text_that_the_model_wrote() -> None:
     assert '"input":{"b": 1e2,"a":2}' in answering.content()
 
 
-def test_an_input_that_broke_off_is_empty_and_the_answer_is_not_whole() -> None:
-    """Half an input is never taken for an input."""
+def test_an_input_that_broke_off_is_kept_as_text_and_the_answer_is_not_whole() -> None:
+    """Half an input is never taken for an input: it is the value of INVALID_JSON, as it was written."""
     block = {"type": "tool_use", "id": "t", "name": "n", "input": {}}
     answering, _ = taken(begin(0, block), delta(0, type="input_json_delta", partial_json='{"a": "rm'))
-    assert json.loads(answering.content())[0]["input"] == {}
+    assert json.loads(answering.content())[0]["input"] == {"INVALID_JSON": '{"a": "rm'}
     assert not answering.whole
 
 

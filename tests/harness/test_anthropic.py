@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.support.harness_ports import MemoryHands, MemoryLog, MemoryServers, T
 from tests.support.harness_ports import ScriptedModel as NoModel
 
 ASK: dict[str, Any] = {"model": "claude-x", "max_tokens": 50, "messages": [{"role": "user", "content": "hi"}]}
+ASK["stream"] = True
 KEY = "sk-canary-key"
 
 
@@ -36,8 +38,10 @@ def key_file(tmp_path: Path) -> Path:
 
 
 async def asked(url: str, key_file: Path | None, shown: list[Any] | None = None) -> Answer:
-    async with closed(AnthropicModel(key_file, url)) as model:
-        return await model.ask(ASK, lambda *piece: (shown if shown is not None else []).append(piece))
+    async with closed(AnthropicModel(key_file, url, time.time)) as model:
+        return await model.ask(
+            json.dumps(ASK).encode(), lambda *piece: (shown if shown is not None else []).append(piece)
+        )
 
 
 class closed:
@@ -125,7 +129,7 @@ async def test_a_model_that_cannot_be_reached_may_come_back(key_file: Path) -> N
 
 async def test_the_newest_model_is_the_installed_packages() -> None:
     """The default comes from the package's own list."""
-    assert (await AnthropicModel(None, None).newest()).startswith("claude-")
+    assert (await AnthropicModel(None, None, time.time).newest()).startswith("claude-")
 
 
 TURN = {
@@ -150,7 +154,7 @@ async def test_the_requests_of_a_conversation_pass_the_strict_api(key_file: Path
     log = MemoryLog(SessionConfig(system="be good"))
     async with ScriptedServer(TURN) as server:
         base = ports(NoModel(), MemoryHands())
-        async with closed(AnthropicModel(key_file, server.base_url)) as model:
+        async with closed(AnthropicModel(key_file, server.base_url, time.time)) as model:
             world = Ports(model, base.hands, MemoryServers(), base.now, base.jitter)
             await make().run(log, world, "test", Told())
             await log.add(message("once more", "m2"))

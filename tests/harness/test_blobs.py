@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from typing import Any
 
 from handmesh.client import blobs as client_blobs
@@ -35,8 +36,11 @@ async def run(log: MemoryLog, world: Ports) -> None:
     await make().run(log, world, "test", Told())
 
 
-def image(size: int = 5 * MIB) -> dict[str, Any]:
-    data = base64.b64encode(bytes(number % 251 for number in range(size))).decode()
+def image(size: int = 3 * MIB) -> dict[str, Any]:
+    """As many bytes that look like an image of 8 x 8 pixels."""
+    filler = bytes(number % 251 for number in range(size - 57))
+    header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">II", 8, 8) + b"\x08\2\0\0\0crc."
+    data = base64.b64encode(header + filler + b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0IEND\xaeB`\x82").decode()
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
 
@@ -47,7 +51,7 @@ def told(model: ScriptedModel) -> list[dict[str, Any]]:
 
 
 async def test_an_image_of_a_tool_reaches_the_model_through_a_blob() -> None:
-    """5 MiB: the event names the blob, which holds the image itself; the model sees the block as the tool gave it."""
+    """3 MiB: the event names the blob, which holds the image itself; the model sees the block as the tool gave it."""
     picture = image()
     result = ToolResult("picture.png", content=json.dumps([picture, {"type": "text", "text": "seen"}]))
     log, model = MemoryLog(), ScriptedModel(said(t1=READ), said())
@@ -55,7 +59,7 @@ async def test_an_image_of_a_tool_reaches_the_model_through_a_blob() -> None:
     (finished,) = log.only("tool_finished")
     (ref,) = finished.blobs
     block, text = json.loads(finished.result.content_json)
-    assert block == blocks.reference(BlobRef(ref.blob_id, "image/png", 5 * MIB, ref.sha256))
+    assert block == blocks.reference(BlobRef(ref.blob_id, "image/png", 3 * MIB, ref.sha256))
     assert text == {"type": "text", "text": "seen"}
     assert base64.b64encode(log.blobs[ref.blob_id]).decode() == picture["source"]["data"]
     assert told(model)[0]["content"] == [picture, text]
@@ -134,7 +138,7 @@ async def test_without_room_the_model_is_told_so() -> None:
     assert not finished.blobs
     assert "there was no room to keep it" in finished.result.output
     left, text = told(model)[0]["content"]
-    assert left["text"] == f"[{5 * MIB} bytes of image/png left out: there was no room to keep them]"
+    assert left["text"] == f"[{3 * MIB} bytes of image/png left out: there was no room to keep them]"
     assert text == {"type": "text", "text": "seen"}
     assert log.kinds()[-1] == "turn_ended"
 
@@ -201,7 +205,7 @@ async def test_a_message_may_refer_to_blobs() -> None:
     """Each kind becomes its block: image, PDF, text, blocks; anything else, and what is not there, is named only."""
     log, model = MemoryLog(), ScriptedModel(said())
     held = {
-        "image/png": b"png",
+        "image/png": base64.b64decode(image(90)["source"]["data"]),
         "application/pdf": b"%PDF-",
         "text/markdown": "# é".encode(),
         blocks.BLOCKS: json.dumps([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).encode(),
@@ -217,7 +221,7 @@ async def test_a_message_may_refer_to_blobs() -> None:
     assert shown[0]["source"] == {
         "type": "base64",
         "media_type": "image/png",
-        "data": base64.b64encode(b"png").decode(),
+        "data": image(90)["source"]["data"],
     }
     assert [block["text"] for block in shown[2:5]] == ["# é", "a", "b"]
     assert "video/mp4" in shown[5]["text"] and "z" * 26 in shown[6]["text"]
@@ -261,7 +265,12 @@ def test_client_and_harness_mean_the_same() -> None:
     assert client_blobs.REFERENCE == blocks.REFERENCE and client_blobs.BLOCKS == blocks.BLOCKS
     wire = client_blobs.event_pb2.BlobRef(blob_id="blob_x", media_type="image/png", size=3, sha256="00")
     assert client_blobs.reference(wire) == blocks.reference(ref)
-    for block in (image(9), {"type": "text", "text": "é"}, {"type": "odd", "x": 1}, {**image(9), "cache_control": {}}):
+    for block in (
+        image(90),
+        {"type": "text", "text": "é"},
+        {"type": "odd", "x": 1},
+        {**image(90), "cache_control": {}},
+    ):
         assert client_blobs.unpacked(block)[1] == blocks.unpacked(block)[1]
         if blocks.unpacked(block)[1] != blocks.BLOCKS:
             assert client_blobs.unpacked(block) == blocks.unpacked(block)

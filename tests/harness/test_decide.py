@@ -26,6 +26,7 @@ from services.harness.core import (
     Policy,
     Provisioned,
     Replied,
+    Retry,
     SessionOver,
     Started,
     ToolCall,
@@ -34,10 +35,12 @@ from services.harness.core import (
     Unknown,
     Woke,
 )
-from services.harness.loops.messages import core
+from services.harness.loops.messages import core, policies
 from services.harness.loops.messages.state import State, fold, fold_all
 from services.harness.loops.messages.view import view
+from services.harness.usage import Budgets, Reached
 
+NOW = 1_000.0  # Unix time, seconds
 SCHEMA = '{"type":"object"}'
 CONFIG = Config(
     hands=("main", "box"),
@@ -68,7 +71,7 @@ class World:
     def step(self, crash: str | None, intruder: Fact | None) -> bool:
         """One decision; `crash` loses what was decided before or after its effect. False: nothing left to do."""
         state = self.state()
-        action = core.decide(state)
+        action = core.decide(state, NOW)
         if isinstance(intruder, Detached):
             made = state.sandboxes.get(intruder.hand)
             intruder = replace(intruder, sandbox_id=made.sandbox_id if made else "none")
@@ -188,7 +191,7 @@ def test_any_harness_can_take_up_any_session(script: list[tuple[str, ...]], trou
             read = any(isinstance(other, Replied) and other.read >= fact.position for other in log)
             stopped = any(isinstance(other, Interrupt) and other.position > fact.position for other in log)
             assert read or stopped
-    assert isinstance(core.decide(world.state()), core.Rest)
+    assert isinstance(core.decide(world.state(), NOW), core.Rest)
 
 
 @settings(max_examples=200, deadline=None)
@@ -203,7 +206,7 @@ def test_folding_one_by_one_is_folding_the_whole(script: list[tuple[str, ...]], 
         for fact in world.log[read:]:
             state = fold(state, fact)
         read = len(world.log)
-        assert core.decide(state) == core.decide(world.state())
+        assert core.decide(state, NOW) == core.decide(world.state(), NOW)
 
 
 def _log(*facts: Fact) -> State:
@@ -221,73 +224,80 @@ BASH = ToolCall("t1", "bash", '{"command":"ls"}')
 def test_a_message_that_lands_while_the_model_answers_is_read_next() -> None:
     """The log's order is not the order of cause: position 4 is newer than what the reply at 5 had read."""
     state = _log(*HELLO, Message(0, '[{"type":"text","text":"and"}]'), Replied(0, "[]", "end_turn", 3))
-    assert core.decide(state) == core.AskModel(5)
+    assert core.decide(state, NOW) == core.AskModel(5)
 
 
 def test_a_call_of_an_older_epoch_is_sent_again_not_started_again() -> None:
     """A woken harness attaches: `started` is set, so no second ToolStarted is emitted."""
     started = CallStarted(0, "t1", 1, "main", "box")
     state = _log(*HELLO, Replied(0, "[]", "tool_use", 3, (BASH,)), Provisioned(0, "main", "box", 1), started, Woke(0))
-    action = core.decide(state)
+    action = core.decide(state, NOW)
     assert isinstance(action, core.RunCalls)
     assert action.calls[0].started == replace(started, position=6)
 
 
 def test_no_sandbox_is_made_before_the_first_call() -> None:
     """Hands are provisioned by the first tool call, never before."""
-    assert core.decide(_log(*HELLO)) == core.AskModel(3)
-    assert core.decide(_log(*HELLO, Replied(0, "[]", "tool_use", 3, (BASH,)))) == core.RunCalls((), ("main",))
+    assert core.decide(_log(*HELLO), NOW) == core.AskModel(3)
+    assert core.decide(_log(*HELLO, Replied(0, "[]", "tool_use", 3, (BASH,))), NOW) == core.RunCalls((), ("main",))
 
 
 def test_a_call_that_broke_off_never_runs() -> None:
     """`max_tokens` inside a tool's input: the model is told, the input is not executed."""
     cut = replace(BASH, cut=True)
-    action = core.decide(_log(*HELLO, Replied(0, "[]", "max_tokens", 3, (cut,))))
+    action = core.decide(_log(*HELLO, Replied(0, "[]", "max_tokens", 3, (cut,))), NOW)
     assert isinstance(action, core.FinishCall)
     assert action.result.outcome == "TOOL_ERROR"
 
 
 def test_pause_turn_goes_on() -> None:
     """`pause_turn` is not an end: the model is asked again."""
-    assert core.decide(_log(*HELLO, Replied(0, "[]", "pause_turn", 3))) == core.AskModel(4)
+    assert core.decide(_log(*HELLO, Replied(0, "[]", "pause_turn", 3)), NOW) == core.AskModel(4)
 
 
 def test_stop_reasons_end_turns_as_what_they_are() -> None:
     """A refusal and a length limit are said, not passed off as done."""
     for stop_reason, reason in {"end_turn": "DONE", "refusal": "REFUSED", "max_tokens": "LIMIT"}.items():
-        assert core.decide(_log(*HELLO, Replied(0, "[]", stop_reason, 3))) == core.EndTurn(reason, 4)
+        assert core.decide(_log(*HELLO, Replied(0, "[]", stop_reason, 3)), NOW) == core.EndTurn(reason, 4)
 
 
-def test_the_limit_of_model_calls_ends_the_turn() -> None:
-    """`max_model_calls_per_turn` reached ends the turn as LIMIT instead of asking again."""
-    limited = (Started(0, Config(max_model_calls=1)), *HELLO[1:])
+def test_the_limit_of_model_calls_pauses() -> None:
+    """`max_model_calls_per_turn` reached pauses the session instead of asking again."""
+    limited = (Started(0, Config(budgets=Budgets(max_model_calls_per_turn=1))), *HELLO[1:])
     call = ToolCall("t1", "nothing", "{}")
     state = _log(*limited, Replied(0, "[]", "tool_use", 3, (call,)), CallFinished(0, "t1", ToolResult("no")))
-    assert core.decide(state) == core.EndTurn("LIMIT", 5)
+    assert core.decide(state, NOW) == core.Pause(Reached("max_model_calls_per_turn", 1, 1))
 
 
 def test_an_event_of_an_unknown_kind_stops_the_harness() -> None:
     """A log that is only half understood is not acted on."""
-    assert isinstance(core.decide(_log(*HELLO, Unknown(0, "new_kind"))), core.Rest)
+    assert isinstance(core.decide(_log(*HELLO, Unknown(0, "new_kind")), NOW), core.Rest)
 
 
 def test_an_ended_session_is_left_alone() -> None:
     """Nothing is done after SessionEnded."""
-    assert isinstance(core.decide(_log(*HELLO, SessionOver(0))), core.Rest)
+    assert isinstance(core.decide(_log(*HELLO, SessionOver(0)), NOW), core.Rest)
 
 
 def test_an_interrupt_of_an_idle_session_changes_nothing() -> None:
     """A later message is answered although an old interrupt was never needed."""
     idle = (*HELLO, Replied(0, "[]", "end_turn", 3), Ended(0, "DONE", 4), Interrupt(0))
-    assert isinstance(core.decide(_log(*idle)), core.Rest)
-    assert core.decide(_log(*idle, HELLO[1])) == core.AskModel(7)
+    assert isinstance(core.decide(_log(*idle), NOW), core.Rest)
+    assert core.decide(_log(*idle, HELLO[1]), NOW) == core.AskModel(7)
+
+
+def test_a_failed_call_of_the_model_is_a_rest_until_its_time() -> None:
+    """Nobody holds the session until a retry is due; then, and not before, the model is asked."""
+    state = _log(*HELLO, Retry(0, 1, NOW + 60))
+    assert core.decide(state, NOW) == core.Rest("the model is asked again later", NOW + 60)
+    assert core.decide(state, NOW + 60) == core.AskModel(4)
 
 
 def test_tools_of_several_hands_carry_the_hand_in_their_name() -> None:
     """`hand__tool` reaches the hand as `tool`."""
     config = Config(hands=("a", "b"))
     offers = [Offered(0, hand, (ToolSpec(f"{hand}__bash", "", SCHEMA),)) for hand in config.hands]
-    routes = core.routes_of(_log(Started(0, config), *offers))
+    routes = policies.routes_of(_log(Started(0, config), *offers))
     assert {name: route[:2] for name, route in routes.items()} == {
         "a__bash": ("a", "bash"),
         "b__bash": ("b", "bash"),
@@ -307,8 +317,8 @@ BOTH = (ToolCall("t1", "box__bash", "{}"), ToolCall("t2", "build__bash", "{}"))
 def test_a_hand_that_is_there_does_not_wait_for_one_that_is_not() -> None:
     """Of two calls one runs while the other's sandbox is being made; without any sandbox both are made at once."""
     called = (*TWO, Replied(0, "[]", "tool_use", 4, BOTH))
-    assert core.decide(_log(*called)) == core.RunCalls((), ("box", "build"))
-    action = core.decide(_log(*called, Provisioned(0, "build", "sbx", 1)))
+    assert core.decide(_log(*called), NOW) == core.RunCalls((), ("box", "build"))
+    action = core.decide(_log(*called, Provisioned(0, "build", "sbx", 1)), NOW)
     assert isinstance(action, core.RunCalls)
     assert ([run.call.id for run in action.calls], action.provision) == (["t2"], ("box",))
 
@@ -334,5 +344,5 @@ def test_a_clients_own_tool_takes_the_place_of_a_hands() -> None:
     """Two tools of one name are refused by the model's API: the client's is the one that is offered and asked for."""
     config = Config(custom_tools=(ToolSpec("bash", "The client's.", SCHEMA),))
     log = (Started(0, config), *HELLO[1:])
-    assert [tool["description"] for tool in view(_log(*log), "m")["tools"]] == ["The client's."]
-    assert core.decide(_log(*log, Replied(0, "[]", "tool_use", 3, (BASH,)))) == core.AskClient(BASH)
+    assert [tool["description"] for tool in view(_log(*log), "m").request["tools"]] == ["The client's."]
+    assert core.decide(_log(*log, Replied(0, "[]", "tool_use", 3, (BASH,))), NOW) == core.AskClient(BASH)

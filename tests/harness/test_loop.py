@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -269,7 +270,22 @@ async def test_a_person_decides_while_no_harness_waits(allowed: bool, outcome: s
     log, hands = MemoryLog(SessionConfig(tool_policies=[rule])), MemoryHands()
     await run(log, ports(ScriptedModel(said(t1=LS)), hands))
     assert log.kinds()[-1] == "tool_confirmation_requested"
-    await log.add(Event(event_id="yes", tool_confirmed=ToolConfirmed(tool_use_id="t1", allowed=allowed)))
+    seen = log.only("tool_confirmation_requested")[0].call_hash
+    decision = ToolConfirmed(tool_use_id="t1", allowed=allowed, call_hash=seen)
+    await log.add(Event(event_id="yes", tool_confirmed=decision))
     await run(log, ports(ScriptedModel(said()), hands))
     assert outcomes(log) == [outcome]
     assert bool(hands.executions) == allowed
+
+
+async def test_a_long_wait_for_the_model_holds_no_process() -> None:
+    """The run ends with the time of the retry, so that its claim can say when the session is wanted again."""
+    log = MemoryLog()
+    later = ModelFailure("MODEL_RATE_LIMITED", "later", retryable=True, retry_after=50.0)
+    world = replace(ports(ScriptedModel(later)), now=lambda: 1_000.0)
+    assert await make().run(log, world, "test", Told()) == 1_050.0
+    assert log.kinds()[-1] == "retry_scheduled"
+    assert await make().run(log, world, "test", Told()) == 1_050.0
+    assert log.kinds()[-1] == "retry_scheduled"  # and waking it too early writes nothing
+    assert await make().run(log, replace(ports(ScriptedModel(said())), now=lambda: 1_050.0), "test", Told()) is None
+    assert ends(log) == ["DONE"]

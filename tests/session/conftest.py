@@ -12,6 +12,7 @@ import pytest
 
 from handmesh.launcher.ca import ensure_api_key, ensure_certificates
 from handmesh.launcher.ports import SERVICES as PARTS
+from services.kit import ids
 from services.session.settings import Settings
 from tests.session.running import OTHER_KEY, Run, Service, make_settings, running
 from tests.support.nats import NatsServer
@@ -47,3 +48,9 @@ async def service(settings: Settings, identities: Path) -> AsyncIterator[Service
 def run(own_nats_server: NatsServer, identities: Path) -> Run:
     """Runs session services on a NATS of this test's own."""
     return lambda: running(make_settings(identities, own_nats_server), identities)
+
+
+@pytest.fixture
+def kind() -> str:
+    """A harness type of this test's own."""
+    return "t" + ids.mint("x")[-20:]

@@ -154,8 +154,20 @@ STORIES: list[tuple[str, list[Fact], Status, bool]] = [
     ("retried", [message(), woke(), fact("retry_scheduled", "x"), replied("r")], Status.RUNNING, True),
     (
         "a budget is used up",
-        [message(), woke(), fact("budget_reached", "b"), ended("e", 3)],
+        [message(), woke(), fact("budget_reached", "b", budget="max_turns")],
         Status.PAUSED,
+        False,
+    ),
+    (
+        "a budget is used up, and the turn interrupted",
+        [message(), woke(), fact("budget_reached", "b"), fact("interrupt_requested", "i")],
+        Status.RUNNING,
+        True,
+    ),
+    (
+        "a paused turn that was interrupted",
+        [message(), woke(), fact("budget_reached", "b"), fact("interrupt_requested", "i"), ended("e", 5)],
+        Status.IDLE,
         False,
     ),
     (
@@ -164,7 +176,12 @@ STORIES: list[tuple[str, list[Fact], Status, bool]] = [
         Status.RUNNING,
         True,
     ),
-    ("a budget, then a message", [fact("budget_reached", "b"), message()], Status.RUNNING, True),
+    (
+        "a budget, then a message, which waits too",
+        [message(), woke(), fact("budget_reached", "b"), message("m2")],
+        Status.PAUSED,
+        False,
+    ),
     ("over", [message(), fact("session_ended", "x")], Status.ENDED, False),
 ]
 
@@ -199,6 +216,23 @@ def test_what_a_session_has_used_is_summed() -> None:
     assert waiting(state) == ["t1", "t2"]
     fold(state, ended("e", 7), 99)
     assert (state.turns, state.last_turn_end, state.create_time, state.update_time) == (1, 1, 1, 99)
+
+
+def test_a_decision_is_bound_to_the_call_that_was_seen() -> None:
+    """With the request's hash a person allows; to decline none is needed. Afterwards nothing of it is kept."""
+    asked = fact("tool_confirmation_requested", "q", tool_use_id="t1", call_hash="good")
+    state = folded(message(), woke(), replied("r", "t1"), asked)
+    yes = fact("tool_confirmed", "yes", tool_use_id="t1", allowed=True, call_hash="good")
+    assert refusal(state, yes) == ""
+    assert refusal(state, fact("tool_confirmed", "no", tool_use_id="t1")) == ""
+    assert state.hashes == {"t1": "good"}
+    assert not fold(state, yes, 9).hashes
+
+
+def test_what_a_session_has_cost_is_summed() -> None:
+    """Answers without a known price cost nothing here."""
+    state = folded(message(), woke(), replace(replied("r"), cost_micros=7), replied("r2"), ended("e", 5))
+    assert state.cost_micros == 7
 
 
 REFUSALS: list[tuple[str, list[Fact], list[Fact], dict[str, object], str]] = [
@@ -250,6 +284,27 @@ REFUSALS: list[tuple[str, list[Fact], list[Fact], dict[str, object], str]] = [
         [fact("tool_confirmed", "again", tool_use_id="t1")],
         {},
         "TOOL_CALL_SETTLED",
+    ),
+    (
+        "an approval of another call",
+        [woke(), replied("r", "t1"), fact("tool_confirmation_requested", "q", tool_use_id="t1", call_hash="good")],
+        [fact("tool_confirmed", "yes", tool_use_id="t1", allowed=True, call_hash="bad")],
+        {},
+        "CALL_HASH_MISMATCH",
+    ),
+    (
+        "an approval of no call in particular",
+        [woke(), replied("r", "t1"), fact("tool_confirmation_requested", "q", tool_use_id="t1", call_hash="good")],
+        [fact("tool_confirmed", "yes", tool_use_id="t1", allowed=True)],
+        {},
+        "CALL_HASH_MISMATCH",
+    ),
+    (
+        "a harness that approves its own call",
+        [woke(), replied("r", "t1"), fact("tool_confirmation_requested", "q", tool_use_id="t1", call_hash="good")],
+        [fact("tool_confirmed", "yes", tool_use_id="t1", allowed=True, call_hash="good", emitter="harness")],
+        {"epoch": 2},
+        "EMITTER_DENIED",
     ),
     (
         "a second answer",

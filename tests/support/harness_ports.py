@@ -12,7 +12,7 @@ from typing import Any
 from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
-from services.harness.adapters.codec import fact_of
+from services.harness.adapters.codec import calls_of, fact_of
 from services.harness.core import BlobRef, ToolResult, ToolSpec
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Toolbox
 from services.kit import ids
@@ -27,6 +27,16 @@ def message(text: str, event_id: str) -> Event:
     return Event(event_id=event_id, message_received=MessageReceived(content_json=content))
 
 
+def _check_calls(replies: Sequence[Any], events: Sequence[Event]) -> None:
+    known = {call.id for it in replies for call in calls_of(it.content_json, "")}
+    for event in events:
+        ids = [call.id for call in calls_of(event.model_replied.content_json or "[]", "")]
+        if len(set(ids)) < len(ids):
+            raise Invalid("EVENT_INVALID", "two tool calls of the reply have the same id", field="content_json")
+        if known & set(ids):
+            raise Refused("TOOL_CALL_SETTLED", "the tool call has its result already")
+
+
 class MemoryLog:
     """A session's log in memory (see `SessionLog`), with fencing, idempotency and one result for each call."""
 
@@ -37,6 +47,7 @@ class MemoryLog:
         self.blobs: dict[str, bytes] = {}
         self.fetched: list[str] = []
         self.blob_refusal: ServiceError | None = None
+        self.clock = 0.0  # Unix time, seconds, of what is appended
         self._news = asyncio.Condition()
         self._append([Event(event_id="start", session_started=SessionStarted(config=config))], 0)
         self._append([message(first, "m1")], 0)
@@ -49,10 +60,10 @@ class MemoryLog:
         """Returns what the events of one kind say."""
         return [getattr(event, kind) for event in self.events if event.WhichOneof("kind") == kind]
 
-    async def add(self, event: Event) -> None:
+    async def add(self, *events: Event) -> None:
         """Appends as a client or as another harness does."""
         async with self._news:
-            self._append([event], 0)
+            self._append(events, 0)
             self._news.notify_all()
 
     async def follow(self, start_position: int) -> AsyncIterator[Page]:
@@ -75,6 +86,7 @@ class MemoryLog:
             found = [event.position for event in self.events if event.event_id == events[0].event_id]
             if found:
                 return Appended(found[0])
+            _check_calls(self.only("model_replied"), events)
             if {event.event_id for event in events} & {event.event_id for event in self.events}:
                 raise Invalid("EVENT_INVALID", "another one of them is there already")
             if expected_position is not None and expected_position != len(self.events):
@@ -87,7 +99,8 @@ class MemoryLog:
                 raise Refused("TOOL_CALL_SETTLED", "settled")
             first = self._append(events, epoch)
             self._news.notify_all()
-        return Appended(first, "grant" if events[0].HasField("harness_woke") else "")
+        grant = "grant" if events[0].HasField("harness_woke") else ""
+        return Appended(first, grant, int(self.clock * 1e9))
 
     def _append(self, events: Sequence[Event], epoch: int) -> int:
         first = len(self.events) + 1
@@ -95,6 +108,7 @@ class MemoryLog:
             stored = Event()
             stored.CopyFrom(event)
             stored.position, stored.epoch = position, epoch
+            stored.emit_time.FromNanoseconds(int(self.clock * 1e9))
             self.events.append(stored)
         return first
 
@@ -143,8 +157,8 @@ class ScriptedModel:
     async def newest(self) -> str:
         return "newest"
 
-    async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
-        self.requests.append(request)
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+        self.requests.append(json.loads(body))
         step = self.steps.pop(0)
         while not isinstance(step, Answer | ModelFailure):
             show(0, "text", "par")

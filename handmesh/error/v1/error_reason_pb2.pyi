@@ -94,6 +94,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """
     ERROR_REASON_TOOL_CALL_UNKNOWN: _ErrorReason.ValueType  # 24
     """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+    ERROR_REASON_CALL_HASH_MISMATCH: _ErrorReason.ValueType  # 90
+    """`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
+    `call_hash` is another one. Metadata: `tool_use_id`.
+    """
     ERROR_REASON_LOG_UNAVAILABLE: _ErrorReason.ValueType  # 25
     """`UNAVAILABLE`. The log's store cannot be reached."""
     ERROR_REASON_LOG_INVALID: _ErrorReason.ValueType  # 26
@@ -146,6 +150,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events only. The model's answer stopped coming."""
     ERROR_REASON_CONTEXT_FULL: _ErrorReason.ValueType  # 46
     """In events only. The conversation does not fit into the model's context."""
+    ERROR_REASON_MODEL_ANSWER_INVALID: _ErrorReason.ValueType  # 85
+    """In events only. The model's answer cannot be taken into the log: a tool
+    call's id came twice, or the answer is out of proportion.
+    """
     ERROR_REASON_ENVIRONMENT_UNKNOWN: _ErrorReason.ValueType  # 47
     """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""
     ERROR_REASON_RESOURCE_INVALID: _ErrorReason.ValueType  # 48
@@ -304,6 +312,10 @@ ERROR_REASON_TOOL_CALL_SETTLED: ErrorReason.ValueType  # 23
 """
 ERROR_REASON_TOOL_CALL_UNKNOWN: ErrorReason.ValueType  # 24
 """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+ERROR_REASON_CALL_HASH_MISMATCH: ErrorReason.ValueType  # 90
+"""`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
+`call_hash` is another one. Metadata: `tool_use_id`.
+"""
 ERROR_REASON_LOG_UNAVAILABLE: ErrorReason.ValueType  # 25
 """`UNAVAILABLE`. The log's store cannot be reached."""
 ERROR_REASON_LOG_INVALID: ErrorReason.ValueType  # 26
@@ -356,6 +368,10 @@ ERROR_REASON_MODEL_SILENT: ErrorReason.ValueType  # 45
 """In events only. The model's answer stopped coming."""
 ERROR_REASON_CONTEXT_FULL: ErrorReason.ValueType  # 46
 """In events only. The conversation does not fit into the model's context."""
+ERROR_REASON_MODEL_ANSWER_INVALID: ErrorReason.ValueType  # 85
+"""In events only. The model's answer cannot be taken into the log: a tool
+call's id came twice, or the answer is out of proportion.
+"""
 ERROR_REASON_ENVIRONMENT_UNKNOWN: ErrorReason.ValueType  # 47
 """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""
 ERROR_REASON_RESOURCE_INVALID: ErrorReason.ValueType  # 48

@@ -29,7 +29,7 @@ class _WakeOutcomeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_WakeOutcom
     WAKE_OUTCOME_UNSPECIFIED: _WakeOutcome.ValueType  # 0
     """Never sent."""
     WAKE_OUTCOME_STARTED: _WakeOutcome.ValueType  # 1
-    """This harness has taken the session up."""
+    """None was at work on it: it is offered to the harnesses now."""
     WAKE_OUTCOME_ALREADY_AWAKE: _WakeOutcome.ValueType  # 2
     """A harness was at work on it already."""
     WAKE_OUTCOME_NOTHING_TO_DO: _WakeOutcome.ValueType  # 3
@@ -43,7 +43,7 @@ class WakeOutcome(_WakeOutcome, metaclass=_WakeOutcomeEnumTypeWrapper):
 WAKE_OUTCOME_UNSPECIFIED: WakeOutcome.ValueType  # 0
 """Never sent."""
 WAKE_OUTCOME_STARTED: WakeOutcome.ValueType  # 1
-"""This harness has taken the session up."""
+"""None was at work on it: it is offered to the harnesses now."""
 WAKE_OUTCOME_ALREADY_AWAKE: WakeOutcome.ValueType  # 2
 """A harness was at work on it already."""
 WAKE_OUTCOME_NOTHING_TO_DO: WakeOutcome.ValueType  # 3

@@ -76,16 +76,17 @@ class HarnessServiceServicer:
     """
 
     def Wake(self, request, context):
-        """wake(session_id). Makes sure that a harness is at work on the session, and
-        returns at once; `SessionService.WatchEvents` shows the work.
+        """wake(session_id). Makes sure that a harness is at work on the session, this
+        one or another, and returns at once; `SessionService.WatchEvents` shows the
+        work. Never takes a session from a harness that is at work on it.
 
         Idempotent, and safe to call at any time by anyone: after a message, after
         a crash, or every minute to be sure. Sessions wake by themselves as well:
         a lost call costs nothing.
 
         * `NOT_FOUND`: no such session (`SESSION_NOT_FOUND`).
-        * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); try another, or
-        later.
+        * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); the session waits
+        for the first harness that has room.
         * `FAILED_PRECONDITION`: no such harness type here
         (`HARNESS_TYPE_UNKNOWN`).
         * `UNAVAILABLE`: the session service cannot be reached

@@ -42,16 +42,17 @@ class HarnessServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> HarnessServiceAsyncStub: ...
     Wake: _grpc.UnaryUnaryMultiCallable[_harness_pb2.WakeRequest, _harness_pb2.WakeResponse]
-    """wake(session_id). Makes sure that a harness is at work on the session, and
-    returns at once; `SessionService.WatchEvents` shows the work.
+    """wake(session_id). Makes sure that a harness is at work on the session, this
+    one or another, and returns at once; `SessionService.WatchEvents` shows the
+    work. Never takes a session from a harness that is at work on it.
 
     Idempotent, and safe to call at any time by anyone: after a message, after
     a crash, or every minute to be sure. Sessions wake by themselves as well:
     a lost call costs nothing.
 
     * `NOT_FOUND`: no such session (`SESSION_NOT_FOUND`).
-    * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); try another, or
-      later.
+    * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); the session waits
+      for the first harness that has room.
     * `FAILED_PRECONDITION`: no such harness type here
       (`HARNESS_TYPE_UNKNOWN`).
     * `UNAVAILABLE`: the session service cannot be reached
@@ -80,16 +81,17 @@ class HarnessServiceAsyncStub(HarnessServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Wake: _aio.UnaryUnaryMultiCallable[_harness_pb2.WakeRequest, _harness_pb2.WakeResponse]  # type: ignore[assignment]
-    """wake(session_id). Makes sure that a harness is at work on the session, and
-    returns at once; `SessionService.WatchEvents` shows the work.
+    """wake(session_id). Makes sure that a harness is at work on the session, this
+    one or another, and returns at once; `SessionService.WatchEvents` shows the
+    work. Never takes a session from a harness that is at work on it.
 
     Idempotent, and safe to call at any time by anyone: after a message, after
     a crash, or every minute to be sure. Sessions wake by themselves as well:
     a lost call costs nothing.
 
     * `NOT_FOUND`: no such session (`SESSION_NOT_FOUND`).
-    * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); try another, or
-      later.
+    * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); the session waits
+      for the first harness that has room.
     * `FAILED_PRECONDITION`: no such harness type here
       (`HARNESS_TYPE_UNKNOWN`).
     * `UNAVAILABLE`: the session service cannot be reached
@@ -121,16 +123,17 @@ class HarnessServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _harness_pb2.WakeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_harness_pb2.WakeResponse, _abc.Awaitable[_harness_pb2.WakeResponse]]:
-        """wake(session_id). Makes sure that a harness is at work on the session, and
-        returns at once; `SessionService.WatchEvents` shows the work.
+        """wake(session_id). Makes sure that a harness is at work on the session, this
+        one or another, and returns at once; `SessionService.WatchEvents` shows the
+        work. Never takes a session from a harness that is at work on it.
 
         Idempotent, and safe to call at any time by anyone: after a message, after
         a crash, or every minute to be sure. Sessions wake by themselves as well:
         a lost call costs nothing.
 
         * `NOT_FOUND`: no such session (`SESSION_NOT_FOUND`).
-        * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); try another, or
-          later.
+        * `RESOURCE_EXHAUSTED`: this harness is full (`FULL`); the session waits
+          for the first harness that has room.
         * `FAILED_PRECONDITION`: no such harness type here
           (`HARNESS_TYPE_UNKNOWN`).
         * `UNAVAILABLE`: the session service cannot be reached

@@ -341,7 +341,10 @@ class ToolPolicy(message.Message):
     PATTERN_FIELD_NUMBER: builtins.int
     ACTION_FIELD_NUMBER: builtins.int
     pattern: builtins.str
-    """Which tools: a name, with `*` for any characters."""
+    """Which tools: a name, with `*` for any characters. A hand's tool is meant by
+    its name, `bash`, on whatever hand, and by `hand__bash`; an MCP server's by
+    `server__tool` only.
+    """
     action: ToolPolicyAction.ValueType
     """What is done with a call."""
     def __init__(
@@ -358,7 +361,9 @@ class ToolPolicy(message.Message):
 
 @typing.final
 class Budgets(message.Message):
-    """Limits on a session. 0 and unset mean none."""
+    """Limits on a session. 0 and unset mean none. They are looked at before each
+    step, so the last answer of the model may go beyond one.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -373,14 +378,20 @@ class Budgets(message.Message):
     max_tokens: builtins.int
     """Tokens of all four classes together."""
     max_cost_micros: builtins.int
-    """Cost, in millionths of a US dollar."""
+    """Cost, in millionths of a US dollar. An answer of a model whose price is not
+    known counts at the highest price that is.
+    """
     max_tool_calls: builtins.int
-    """Tool calls."""
+    """Tool calls that were sent to a hand, a server or a client."""
     max_model_calls_per_turn: builtins.int
-    """Calls of the model within one turn. 0 means the harness type's default."""
+    """Calls of the model within one turn. 0 means the harness type's default, at
+    which the turn ends.
+    """
     @builtins.property
     def max_wall_time(self) -> duration_pb2.Duration:
-        """Time that the session has been at work."""
+        """Time that harnesses have been at work on the session: not while it waits
+        for a person, a client or a message.
+        """
 
     def __init__(
         self,

@@ -35,8 +35,8 @@ class _TurnEndReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TurnEndR
     TURN_END_REASON_INTERRUPTED: _TurnEndReason.ValueType  # 2
     """An `InterruptRequested` was obeyed."""
     TURN_END_REASON_LIMIT: _TurnEndReason.ValueType  # 3
-    """A limit was reached: of the session's budgets, of calls in one turn, or of
-    the length of one answer.
+    """A limit was reached: of the length of one answer, or of calls of the model
+    in one turn where the session's budgets name none.
     """
     TURN_END_REASON_FAILED: _TurnEndReason.ValueType  # 4
     """An error that the same turn will not mend."""
@@ -53,8 +53,8 @@ TURN_END_REASON_DONE: TurnEndReason.ValueType  # 1
 TURN_END_REASON_INTERRUPTED: TurnEndReason.ValueType  # 2
 """An `InterruptRequested` was obeyed."""
 TURN_END_REASON_LIMIT: TurnEndReason.ValueType  # 3
-"""A limit was reached: of the session's budgets, of calls in one turn, or of
-the length of one answer.
+"""A limit was reached: of the length of one answer, or of calls of the model
+in one turn where the session's budgets name none.
 """
 TURN_END_REASON_FAILED: TurnEndReason.ValueType  # 4
 """An error that the same turn will not mend."""
@@ -98,6 +98,7 @@ class Event(message.Message):
     SESSION_ARCHIVED_FIELD_NUMBER: builtins.int
     SESSION_RESTORED_FIELD_NUMBER: builtins.int
     SESSION_DELETED_FIELD_NUMBER: builtins.int
+    CONTENT_RENDERED_FIELD_NUMBER: builtins.int
     SANDBOX_PROVISIONED_FIELD_NUMBER: builtins.int
     HAND_ATTACHED_FIELD_NUMBER: builtins.int
     HAND_DETACHED_FIELD_NUMBER: builtins.int
@@ -221,6 +222,10 @@ class Event(message.Message):
         """The session was deleted."""
 
     @builtins.property
+    def content_rendered(self) -> ContentRendered:
+        """Content was made fit for the model."""
+
+    @builtins.property
     def sandbox_provisioned(self) -> SandboxProvisioned:
         """A sandbox was made for a hand."""
 
@@ -288,6 +293,7 @@ class Event(message.Message):
         session_archived: SessionArchived | None = ...,
         session_restored: SessionRestored | None = ...,
         session_deleted: SessionDeleted | None = ...,
+        content_rendered: ContentRendered | None = ...,
         sandbox_provisioned: SandboxProvisioned | None = ...,
         hand_attached: HandAttached | None = ...,
         hand_detached: HandDetached | None = ...,
@@ -298,11 +304,11 @@ class Event(message.Message):
         session_forked: SessionForked | None = ...,
         custom: Custom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -440,6 +446,11 @@ class ModelReplied(message.Message):
     REQUEST_HASH_FIELD_NUMBER: builtins.int
     READ_POSITION_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    PROMPT_HASH_FIELD_NUMBER: builtins.int
+    PREFIX_HASH_FIELD_NUMBER: builtins.int
+    STOP_SEQUENCE_FIELD_NUMBER: builtins.int
+    STOP_DETAILS_JSON_FIELD_NUMBER: builtins.int
+    COST_MICROS_FIELD_NUMBER: builtins.int
     content_json: builtins.str
     """JSON: the array of content blocks, byte for byte as the model sent them.
     Over the limit of an event: a reference to the blob that holds all of it
@@ -450,13 +461,32 @@ class ModelReplied(message.Message):
     message_id: builtins.str
     """The API's id of the answer."""
     request_hash: builtins.str
-    """SHA-256 of the request's body, in hex."""
+    """SHA-256 of the request's body, in hex: of the bytes that were sent."""
     read_position: builtins.int
     """Position of the last event that the model had read. Events can land while
     it answers, so the log's order alone does not tell.
     """
     model: builtins.str
     """The model that answered, as the API names it."""
+    prompt_hash: builtins.str
+    """SHA-256 of the whole prompt (model, tools, system prompt and messages, in
+    this order, without cache markers), in hex.
+    """
+    prefix_hash: builtins.str
+    """The same hash of as much of the prompt as the request before had. It equals
+    that one's `prompt_hash` unless something changed before that point, which
+    costs the prompt cache. Empty for the first request.
+    """
+    stop_sequence: builtins.str
+    """The text at which the model stopped, for the stop reason `stop_sequence`."""
+    stop_details_json: builtins.str
+    """JSON: what the API says of its stop reason, such as a refusal's category;
+    empty when it says nothing.
+    """
+    cost_micros: builtins.int
+    """What it cost at that time's prices, in millionths of a US dollar. Unset
+    when no price of the model is known.
+    """
     @builtins.property
     def usage(self) -> TokenUsage:
         """What it cost."""
@@ -471,12 +501,19 @@ class ModelReplied(message.Message):
         request_hash: builtins.str = ...,
         read_position: builtins.int = ...,
         model: builtins.str = ...,
+        prompt_hash: builtins.str = ...,
+        prefix_hash: builtins.str = ...,
+        stop_sequence: builtins.str = ...,
+        stop_details_json: builtins.str = ...,
+        cost_micros: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "cost_micros", b"cost_micros", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content_json", b"content_json", "message_id", b"message_id", "model", b"model", "read_position", b"read_position", "request_hash", b"request_hash", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "content_json", b"content_json", "cost_micros", b"cost_micros", "message_id", b"message_id", "model", b"model", "prefix_hash", b"prefix_hash", "prompt_hash", b"prompt_hash", "read_position", b"read_position", "request_hash", b"request_hash", "stop_details_json", b"stop_details_json", "stop_reason", b"stop_reason", "stop_sequence", b"stop_sequence", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cost_micros: _TypeAlias = typing.Literal["cost_micros"]  # noqa: Y015
+    _WhichOneofArgType__cost_micros: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_micros) -> _WhichOneofReturnType__cost_micros | None: ...
 
 @typing.final
 class TokenUsage(message.Message):
@@ -645,7 +682,9 @@ class ToolConfirmationRequested(message.Message):
 
 @typing.final
 class ToolConfirmed(message.Message):
-    """A person decided about a tool call. The first decision counts."""
+    """A person decided about a tool call. The first decision counts. A decision
+    that was made about another call than the stored one is refused.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -660,7 +699,9 @@ class ToolConfirmed(message.Message):
     message: builtins.str
     """What to tell the model when it may not."""
     call_hash: builtins.str
-    """The `call_hash` that the person saw."""
+    """The `call_hash` that the person saw. A call is allowed by it only; to
+    decline one it may be empty.
+    """
     def __init__(
         self,
         *,
@@ -684,28 +725,38 @@ class CustomToolRequested(message.Message):
     TOOL_USE_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     INPUT_JSON_FIELD_NUMBER: builtins.int
+    DUE_TIME_FIELD_NUMBER: builtins.int
     tool_use_id: builtins.str
     """The model's id for the call."""
     name: builtins.str
     """The tool."""
     input_json: builtins.str
     """JSON: the input, as the model wrote it."""
+    @builtins.property
+    def due_time(self) -> timestamp_pb2.Timestamp:
+        """When the call is settled as timed out, unless it was answered before. Unset
+        means never.
+        """
+
     def __init__(
         self,
         *,
         tool_use_id: builtins.str = ...,
         name: builtins.str = ...,
         input_json: builtins.str = ...,
+        due_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["due_time", b"due_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["input_json", b"input_json", "name", b"name", "tool_use_id", b"tool_use_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["due_time", b"due_time", "input_json", b"input_json", "name", b"name", "tool_use_id", b"tool_use_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class CustomToolAnswered(message.Message):
-    """A client has run a tool call. The first answer counts."""
+    """A client has run a tool call. The first answer counts; one that comes after
+    the call was settled, by time or by an interrupt, is refused.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -744,6 +795,8 @@ class TurnEnded(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     READ_POSITION_FIELD_NUMBER: builtins.int
     STOP_REASON_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    COST_MICROS_FIELD_NUMBER: builtins.int
     reason: TurnEndReason.ValueType
     """Why."""
     read_position: builtins.int
@@ -752,16 +805,26 @@ class TurnEnded(message.Message):
     """
     stop_reason: builtins.str
     """The model's stop reason, when it was the model that ended the turn."""
+    cost_micros: builtins.int
+    """What the turn cost, in millionths of a US dollar, as far as prices are
+    known.
+    """
+    @builtins.property
+    def usage(self) -> TokenUsage:
+        """What the turn used."""
+
     def __init__(
         self,
         *,
         reason: TurnEndReason.ValueType = ...,
         read_position: builtins.int = ...,
         stop_reason: builtins.str = ...,
+        usage: TokenUsage | None = ...,
+        cost_micros: builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["read_position", b"read_position", "reason", b"reason", "stop_reason", b"stop_reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cost_micros", b"cost_micros", "read_position", b"read_position", "reason", b"reason", "stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -809,7 +872,10 @@ class RetryScheduled(message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     RETRY_TIME_FIELD_NUMBER: builtins.int
     reason: builtins.str
-    """A `handmesh.error.v1.ErrorReason` by name: why it failed."""
+    """A `handmesh.error.v1.ErrorReason` by name: why it failed. After
+    `MODEL_REQUEST_REFUSED` and `CONTEXT_FULL` the next request is a plainer
+    one.
+    """
     attempt: builtins.int
     """1 for the first retry."""
     @builtins.property
@@ -826,6 +892,43 @@ class RetryScheduled(message.Message):
     _HasFieldArgType: _TypeAlias = typing.Literal["retry_time", b"retry_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "reason", b"reason", "retry_time", b"retry_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ContentRendered(message.Message):
+    """Content that the model's API does not take as it is, such as a picture with
+    too many pixels, was made fit. The log keeps the content as it was; from here
+    on every request holds this in its place.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SOURCE_SHA256_FIELD_NUMBER: builtins.int
+    CONTENT_JSON_FIELD_NUMBER: builtins.int
+    WHY_FIELD_NUMBER: builtins.int
+    BLOBS_FIELD_NUMBER: builtins.int
+    source_sha256: builtins.str
+    """SHA-256 of the content as it was, in hex."""
+    content_json: builtins.str
+    """JSON: the content blocks that take its place (see `MessageReceived`)."""
+    why: builtins.str
+    """Why, for people to read."""
+    @builtins.property
+    def blobs(self) -> containers.RepeatedCompositeFieldContainer[BlobRef]:
+        """Blobs that the blocks refer to."""
+
+    def __init__(
+        self,
+        *,
+        source_sha256: builtins.str = ...,
+        content_json: builtins.str = ...,
+        why: builtins.str = ...,
+        blobs: abc.Iterable[BlobRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blobs", b"blobs", "content_json", b"content_json", "source_sha256", b"source_sha256", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -865,7 +968,9 @@ class ContextCompacted(message.Message):
 
 @typing.final
 class ConfigChanged(message.Message):
-    """The session's configuration changed. It holds from the next turn on."""
+    """The session's configuration changed. It holds from the next turn on; its
+    budgets hold at once.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -887,7 +992,9 @@ class ConfigChanged(message.Message):
 
 @typing.final
 class BudgetReached(message.Message):
-    """A limit was reached."""
+    """A limit was reached: the session pauses where it is. It goes on after a
+    `ConfigChanged` that raises the limit; an interrupt ends its turn.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -897,9 +1004,9 @@ class BudgetReached(message.Message):
     budget: builtins.str
     """The field of `Budgets`."""
     limit: builtins.int
-    """The limit."""
+    """The limit, in the field's unit; time in milliseconds."""
     used: builtins.int
-    """What was used."""
+    """What was used, in the same unit."""
     def __init__(
         self,
         *,

@@ -66,6 +66,33 @@ SESSION_STATUS_ENDED: SessionStatus.ValueType  # 6
 SESSION_STATUS_DAMAGED: SessionStatus.ValueType  # 7
 """Its log is damaged: readable, never writable."""
 
+class _OfferOutcome:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OfferOutcomeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_OfferOutcome.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    OFFER_OUTCOME_UNSPECIFIED: _OfferOutcome.ValueType  # 0
+    """Never sent."""
+    OFFER_OUTCOME_OFFERED: _OfferOutcome.ValueType  # 1
+    """No harness had it: it is in the queue now, or was already."""
+    OFFER_OUTCOME_CLAIMED: _OfferOutcome.ValueType  # 2
+    """A harness is at work on it."""
+    OFFER_OUTCOME_NOT_NEEDED: _OfferOutcome.ValueType  # 3
+    """Its log needs no harness."""
+
+class OfferOutcome(_OfferOutcome, metaclass=_OfferOutcomeEnumTypeWrapper):
+    """What offering a session found."""
+
+OFFER_OUTCOME_UNSPECIFIED: OfferOutcome.ValueType  # 0
+"""Never sent."""
+OFFER_OUTCOME_OFFERED: OfferOutcome.ValueType  # 1
+"""No harness had it: it is in the queue now, or was already."""
+OFFER_OUTCOME_CLAIMED: OfferOutcome.ValueType  # 2
+"""A harness is at work on it."""
+OFFER_OUTCOME_NOT_NEEDED: OfferOutcome.ValueType  # 3
+"""Its log needs no harness."""
+
 @typing.final
 class Session(message.Message):
     """A session as a whole, as its log tells."""
@@ -85,6 +112,7 @@ class Session(message.Message):
     WAITING_TOOL_USE_IDS_FIELD_NUMBER: builtins.int
     LAST_TURN_END_FIELD_NUMBER: builtins.int
     ARCHIVED_FIELD_NUMBER: builtins.int
+    PAUSED_BUDGET_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Its id. Minted by the server."""
     status: SessionStatus.ValueType
@@ -94,13 +122,17 @@ class Session(message.Message):
     epoch: builtins.int
     """The epoch of the harness that owns it. 0 before any did."""
     cost_micros: builtins.int
-    """What it has cost, in millionths of a US dollar. 0 when no price is known."""
+    """What it has cost, in millionths of a US dollar, as far as prices are known."""
     turns: builtins.int
     """Turns that have ended."""
     last_turn_end: event_pb2.TurnEndReason.ValueType
     """Why the last turn ended. `UNSPECIFIED` before any did."""
     archived: builtins.bool
     """Whether it is archived."""
+    paused_budget: builtins.str
+    """The budget for which it is paused: a field of `Budgets`. Empty when it is
+    not.
+    """
     @builtins.property
     def config(self) -> config_pb2.SessionConfig:
         """What it is."""
@@ -137,10 +169,11 @@ class Session(message.Message):
         waiting_tool_use_ids: abc.Iterable[builtins.str] | None = ...,
         last_turn_end: event_pb2.TurnEndReason.ValueType = ...,
         archived: builtins.bool = ...,
+        paused_budget: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["config", b"config", "create_time", b"create_time", "update_time", b"update_time", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["archived", b"archived", "config", b"config", "cost_micros", b"cost_micros", "create_time", b"create_time", "epoch", b"epoch", "last_position", b"last_position", "last_turn_end", b"last_turn_end", "session_id", b"session_id", "status", b"status", "turns", b"turns", "update_time", b"update_time", "usage", b"usage", "waiting_tool_use_ids", b"waiting_tool_use_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["archived", b"archived", "config", b"config", "cost_micros", b"cost_micros", "create_time", b"create_time", "epoch", b"epoch", "last_position", b"last_position", "last_turn_end", b"last_turn_end", "paused_budget", b"paused_budget", "session_id", b"session_id", "status", b"status", "turns", b"turns", "update_time", b"update_time", "usage", b"usage", "waiting_tool_use_ids", b"waiting_tool_use_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1154,16 +1187,20 @@ class ClaimWorkRequest(message.Message):
     INSTANCE_FIELD_NUMBER: builtins.int
     WORKING_SESSION_IDS_FIELD_NUMBER: builtins.int
     capacity: builtins.int
-    """Most sessions that this harness takes at once through this stream."""
+    """Most sessions that this harness takes at once through this stream. 0 means
+    that it takes nothing new, and only keeps what it is at work on.
+    """
     instance: builtins.str
-    """Which process, for people to read."""
+    """Which process: unique among the harnesses."""
     @builtins.property
     def harness_types(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """The harness types that it can be. Empty means `messages`."""
 
     @builtins.property
     def working_session_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Sessions that it is at work on already, after a broken stream."""
+        """Sessions that it is at work on already, after a broken stream. Each gets a
+        claim again, and an older claim of the same instance is void.
+        """
 
     def __init__(
         self,
@@ -1222,8 +1259,9 @@ class ReleaseWorkRequest(message.Message):
     """The harness did nothing with it, and another should."""
     @builtins.property
     def wake_time(self) -> timestamp_pb2.Timestamp:
-        """Offers the session again at this time instead of now. Unset means only if
-        it needs a harness.
+        """Offers the session again at this time, if its turn is still open then, or
+        earlier if something is said to it. Holds over restarts of everything.
+        Unset means at once, and only if it needs a harness.
         """
 
     def __init__(
@@ -1256,6 +1294,50 @@ class ReleaseWorkResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["offered_again", b"offered_again"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class OfferWorkRequest(message.Message):
+    """Request for `OfferWork`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class OfferWorkResponse(message.Message):
+    """Response for `OfferWork`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: builtins.int
+    HARNESS_FIELD_NUMBER: builtins.int
+    outcome: OfferOutcome.ValueType
+    """What was found."""
+    harness: builtins.str
+    """The session's harness type."""
+    def __init__(
+        self,
+        *,
+        outcome: OfferOutcome.ValueType = ...,
+        harness: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["harness", b"harness", "outcome", b"outcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1507,16 +1589,22 @@ class DownloadBlobResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     CHUNK_FIELD_NUMBER: builtins.int
+    BLOB_FIELD_NUMBER: builtins.int
     chunk: builtins.bytes
     """The next bytes."""
+    @builtins.property
+    def blob(self) -> event_pb2.BlobRef:
+        """What the blob is. In the first message only, which has no bytes."""
+
     def __init__(
         self,
         *,
         chunk: builtins.bytes = ...,
+        blob: event_pb2.BlobRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["blob", b"blob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "chunk", b"chunk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

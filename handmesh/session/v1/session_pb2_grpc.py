@@ -132,6 +132,11 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkResponse.FromString,
                 _registered_method=True)
+        self.OfferWork = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/OfferWork',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
+                _registered_method=True)
         self.CheckGrant = channel.unary_unary(
                 '/handmesh.session.v1.SessionService/CheckGrant',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.SerializeToString,
@@ -304,7 +309,8 @@ class SessionServiceServicer:
         the session (`EPOCH_STALE`, metadata `epoch`). Read on, decide again.
         * `FAILED_PRECONDITION`: a second result for a tool call
         (`TOOL_CALL_SETTLED`), an answer to a call that is not open
-        (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
+        (`TOOL_CALL_UNKNOWN`), a decision about another call than the stored one
+        (`CALL_HASH_MISMATCH`), or the session has ended, is archived or damaged
         (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
         * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
         have (`SESSION_FULL`).
@@ -369,6 +375,14 @@ class SessionServiceServicer:
     def ReleaseWork(self, request, context):
         """Ends a claim. If the session needs a harness all the same, because a
         message came meanwhile, it is offered again. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OfferWork(self, request, context):
+        """Offers a session to the harnesses now, if it needs one and none has it.
+        What `HarnessService.Wake` does. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -511,6 +525,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.ReleaseWork,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkResponse.SerializeToString,
+            ),
+            'OfferWork': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferWork,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.SerializeToString,
             ),
             'CheckGrant': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckGrant,
@@ -1010,6 +1029,33 @@ class SessionService:
             '/handmesh.session.v1.SessionService/ReleaseWork',
             handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.ReleaseWorkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferWork(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/OfferWork',
+            handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -133,7 +133,8 @@ class SessionServiceStub:
       the session (`EPOCH_STALE`, metadata `epoch`). Read on, decide again.
     * `FAILED_PRECONDITION`: a second result for a tool call
       (`TOOL_CALL_SETTLED`), an answer to a call that is not open
-      (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
+      (`TOOL_CALL_UNKNOWN`), a decision about another call than the stored one
+      (`CALL_HASH_MISMATCH`), or the session has ended, is archived or damaged
       (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
     * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
       have (`SESSION_FULL`).
@@ -174,6 +175,10 @@ class SessionServiceStub:
     ReleaseWork: _grpc.UnaryUnaryMultiCallable[_session_pb2.ReleaseWorkRequest, _session_pb2.ReleaseWorkResponse]
     """Ends a claim. If the session needs a harness all the same, because a
     message came meanwhile, it is offered again. Idempotent.
+    """
+    OfferWork: _grpc.UnaryUnaryMultiCallable[_session_pb2.OfferWorkRequest, _session_pb2.OfferWorkResponse]
+    """Offers a session to the harnesses now, if it needs one and none has it.
+    What `HarnessService.Wake` does. Idempotent.
     """
     CheckGrant: _grpc.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]
     """Says whose a grant is. For the sandbox and the vault proxy.
@@ -311,7 +316,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
       the session (`EPOCH_STALE`, metadata `epoch`). Read on, decide again.
     * `FAILED_PRECONDITION`: a second result for a tool call
       (`TOOL_CALL_SETTLED`), an answer to a call that is not open
-      (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
+      (`TOOL_CALL_UNKNOWN`), a decision about another call than the stored one
+      (`CALL_HASH_MISMATCH`), or the session has ended, is archived or damaged
       (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
     * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
       have (`SESSION_FULL`).
@@ -352,6 +358,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     ReleaseWork: _aio.UnaryUnaryMultiCallable[_session_pb2.ReleaseWorkRequest, _session_pb2.ReleaseWorkResponse]  # type: ignore[assignment]
     """Ends a claim. If the session needs a harness all the same, because a
     message came meanwhile, it is offered again. Idempotent.
+    """
+    OfferWork: _aio.UnaryUnaryMultiCallable[_session_pb2.OfferWorkRequest, _session_pb2.OfferWorkResponse]  # type: ignore[assignment]
+    """Offers a session to the harnesses now, if it needs one and none has it.
+    What `HarnessService.Wake` does. Idempotent.
     """
     CheckGrant: _aio.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]  # type: ignore[assignment]
     """Says whose a grant is. For the sandbox and the vault proxy.
@@ -552,7 +562,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
           the session (`EPOCH_STALE`, metadata `epoch`). Read on, decide again.
         * `FAILED_PRECONDITION`: a second result for a tool call
           (`TOOL_CALL_SETTLED`), an answer to a call that is not open
-          (`TOOL_CALL_UNKNOWN`), or the session has ended, is archived or damaged
+          (`TOOL_CALL_UNKNOWN`), a decision about another call than the stored one
+          (`CALL_HASH_MISMATCH`), or the session has ended, is archived or damaged
           (`SESSION_ENDED`, `SESSION_ARCHIVED`, `SESSION_DAMAGED`).
         * `RESOURCE_EXHAUSTED`: the session has as many events or bytes as it may
           have (`SESSION_FULL`).
@@ -629,6 +640,16 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_pb2.ReleaseWorkResponse, _abc.Awaitable[_session_pb2.ReleaseWorkResponse]]:
         """Ends a claim. If the session needs a harness all the same, because a
         message came meanwhile, it is offered again. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def OfferWork(
+        self,
+        request: _session_pb2.OfferWorkRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.OfferWorkResponse, _abc.Awaitable[_session_pb2.OfferWorkResponse]]:
+        """Offers a session to the harnesses now, if it needs one and none has it.
+        What `HarnessService.Wake` does. Idempotent.
         """
 
     @_abc_1.abstractmethod

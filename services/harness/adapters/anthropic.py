@@ -1,29 +1,34 @@
 """Model over the `anthropic` package: one client for the process, made at the first question.
 
 The package is imported late: it costs more than the rest of the harness together. Retries are ours, not its own, so
-that they are seen in the log.
+that they are seen in the log. It keeps the connections, the key and the headers; the request's bytes are the ones
+whose hash the log has, and the stream's are read by `sse` and `answer`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handmesh.session.v1.event_pb2 import TokenUsage
-from services.harness.answer import Answering
+from services.harness.adapters.sse import Events, Oversized
+from services.harness.answer import Answering, Malformed
 from services.harness.ports import Answer, ModelFailure
 from services.kit import failpoints
 from services.kit.serving import read_secret
 
 if TYPE_CHECKING:
-    from anthropic import APIStatusError, AsyncAnthropic
+    from anthropic import APIStatusError, AsyncAnthropic, AsyncStream
+    from httpx2 import Response
 
-SILENCE_SECONDS = 90.0  # between two events of a stream; the API sends a ping every few seconds
+SILENCE_SECONDS = 90.0  # between two chunks of a stream; the API sends a ping every few seconds
 CONNECT_SECONDS = 10.0
 MESSAGE_CHARACTERS = 300  # of what the API says about a request that it refuses
+KEPT_CONNECTIONS = 100  # that wait for the next question
+KEPT_SECONDS = 60.0
 
 _RETRYABLE = {
     "rate_limit_error": "MODEL_RATE_LIMITED",
@@ -32,22 +37,35 @@ _RETRYABLE = {
     "timeout_error": "MODEL_UNAVAILABLE",
 }
 _FINAL = {"authentication_error": "MODEL_KEY_REFUSED", "permission_error": "MODEL_KEY_REFUSED"}
-_BY_STATUS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 529: "overloaded_error"}
+_BY_STATUS = {
+    401: "authentication_error",
+    403: "permission_error",
+    408: "timeout_error",
+    409: "api_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
 
 
 class AnthropicModel:
     """The Messages API (see `Model`). `key_file` holds the API key; `base_url` is set for another endpoint."""
 
-    def __init__(self, key_file: Path | None, base_url: str | None) -> None:
+    def __init__(
+        self, key_file: Path | None, base_url: str | None, now: Callable[[], float], silence: float = SILENCE_SECONDS
+    ) -> None:
         self._key_file = key_file
         self._base_url = base_url
+        self._now = now
+        self._silence = silence
         self._client: AsyncAnthropic | None = None
+        self._making = asyncio.Lock()  # so that there is one client, however many ask at first
 
     async def newest(self) -> str:
         """Names the first model of the installed package's list, which is the newest. Loads the package."""
         return await asyncio.to_thread(_newest)
 
-    async def ask(self, request: Mapping[str, Any], show: Callable[[int, str, str], None]) -> Answer:
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
         """Sends a request and streams the answer (see `Model.ask`)."""
         client = await self._connected()
         import anthropic
@@ -55,25 +73,26 @@ class AnthropicModel:
 
         answering = Answering(show)
         try:
-            stream = await client.messages.create(**request, stream=True)
-            async with stream:
+            async with asyncio.timeout(CONNECT_SECONDS + self._silence):
+                stream: AsyncStream[Any] = await client.post(
+                    "/v1/messages", content=body, cast_to=object, stream=True, stream_cls=anthropic.AsyncStream[Any]
+                )
+            try:
                 failpoints.hit("harness.model_asked", _broken)
-                events = aiter(stream)
-                while not answering.whole:
-                    async with asyncio.timeout(SILENCE_SECONDS):
-                        event = await anext(events)
-                    answering.take(event.to_dict())
-                    failpoints.hit("harness.model_streaming", _broken)
-        except StopAsyncIteration:
-            raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True) from None
-        except TimeoutError:
-            raise ModelFailure("MODEL_SILENT", f"nothing came for {SILENCE_SECONDS:.0f} s", retryable=True) from None
+                await self._read(stream.response, answering)
+            finally:
+                await stream.response.aclose()
+        except (Malformed, Oversized):
+            raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer cannot be read", retryable=True) from None
+        except (TimeoutError, anthropic.APITimeoutError, httpx2.TimeoutException):
+            said = f"the model said nothing for {self._silence:.0f} s"
+            raise ModelFailure("MODEL_SILENT", said, retryable=True) from None
         except anthropic.APIStatusError as error:
-            raise _failure(error) from None
+            raise self._refusal(error) from None
         except anthropic.APIConnectionError:
             raise ModelFailure("MODEL_UNAVAILABLE", "the model's API cannot be reached", retryable=True) from None
         except httpx2.HTTPError:
-            raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True) from None
+            raise _broken() from None
         failpoints.hit("harness.model_answered", _broken)
         return Answer(
             answering.content(),
@@ -81,7 +100,24 @@ class AnthropicModel:
             TokenUsage(**answering.usage),
             answering.message_id,
             answering.model,
+            answering.stop_sequence,
+            answering.stop_details,
         )
+
+    async def _read(self, response: Response, answering: Answering) -> None:
+        """Reads a stream until the answer is whole. Raises ModelFailure when it ends before, or is an error."""
+        events = Events()
+        chunks = aiter(response.aiter_bytes())
+        while not answering.whole:
+            async with asyncio.timeout(self._silence):
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                raise _broken()
+            for data in events.take(chunk):
+                answering.take(data)
+                failpoints.hit("harness.model_streaming", _broken)
+                if answering.failure is not None:
+                    raise _failure(200, *answering.failure, None)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -89,17 +125,45 @@ class AnthropicModel:
             await self._client.close()
 
     async def _connected(self) -> AsyncAnthropic:
-        if self._client is None:
-            key = read_secret(self._key_file) if self._key_file and self._key_file.exists() else ""
-            if not key:
-                raise ModelFailure(
-                    "MODEL_KEY_MISSING",
-                    "this harness has no key for the model's API: set ANTHROPIC_API_KEY for `handmesh up`, or "
-                    "HANDMESH_MODEL_KEY_FILE for the harness",
-                    retryable=False,
-                )
-            self._client = await asyncio.to_thread(_made, key, self._base_url)
+        async with self._making:
+            if self._client is None:
+                self._client = await self._make()
         return self._client
+
+    async def _make(self) -> AsyncAnthropic:
+        key = read_secret(self._key_file) if self._key_file and self._key_file.exists() else ""
+        if not key:
+            raise ModelFailure(
+                "MODEL_KEY_MISSING",
+                "this harness has no key for the model's API: set ANTHROPIC_API_KEY for `handmesh up`, or "
+                "HANDMESH_MODEL_KEY_FILE for the harness",
+                retryable=False,
+            )
+        return await asyncio.to_thread(_made, key, self._base_url, self._silence)
+
+    def _refusal(self, error: APIStatusError) -> ModelFailure:
+        body = error.body if isinstance(error.body, dict) else {}
+        told = body.get("error") if isinstance(body.get("error"), dict) else {}
+        status = error.status_code
+        kind = (told or {}).get("type") or _BY_STATUS.get(status) or ("api_error" if status >= 500 else "unknown")
+        wait = retry_after(error.response.headers, self._now())
+        return _failure(status, str(kind), str((told or {}).get("message", "")), wait)
+
+
+def retry_after(headers: typing.Mapping[str, str], now: float) -> float | None:
+    """Reads how many seconds an answer asks to wait: a number, or a date that is compared with `now` (Unix time)."""
+    from email.utils import parsedate_to_datetime
+
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        said = headers.get(name, "").strip()
+        if said.replace(".", "", 1).isascii() and said.replace(".", "", 1).isdigit():
+            return float(said) * unit
+        if said:
+            try:
+                return max(0.0, parsedate_to_datetime(said).timestamp() - now)
+            except (ValueError, OverflowError):
+                continue
+    return None
 
 
 def _broken() -> ModelFailure:
@@ -113,27 +177,25 @@ def _newest() -> str:
     return str(names[0])
 
 
-def _made(key: str, base_url: str | None) -> AsyncAnthropic:
+def _made(key: str, base_url: str | None, silence: float) -> AsyncAnthropic:
     import anthropic
     import httpx2
 
-    limits = httpx2.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS)
-    return anthropic.AsyncAnthropic(api_key=key, base_url=base_url, max_retries=0, timeout=limits)
+    wait = httpx2.Timeout(silence, connect=CONNECT_SECONDS)
+    limits = httpx2.Limits(
+        max_connections=None, max_keepalive_connections=KEPT_CONNECTIONS, keepalive_expiry=KEPT_SECONDS
+    )
+    http = anthropic.DefaultAsyncHttpxClient(timeout=wait, limits=limits)
+    return anthropic.AsyncAnthropic(api_key=key, base_url=base_url, max_retries=0, timeout=wait, http_client=http)
 
 
-def _failure(error: APIStatusError) -> ModelFailure:
+def _failure(status: int, kind: str, said: str, wait: float | None) -> ModelFailure:
     """Says what an error of the API means. Its kind counts, since an error within a stream has the status 200."""
-    body = error.body if isinstance(error.body, dict) else {}
-    told = body.get("error") if isinstance(body.get("error"), dict) else {}
-    status = error.status_code
-    kind = (told or {}).get("type") or _BY_STATUS.get(status) or ("api_error" if status >= 500 else "unknown")
     if kind in _RETRYABLE:
-        wait = error.response.headers.get("retry-after", "")
-        seconds = float(wait) if wait.replace(".", "", 1).isdigit() else None
-        return ModelFailure(_RETRYABLE[kind], f"the model's API answered {status} {kind}", True, seconds)
+        return ModelFailure(_RETRYABLE[kind], f"the model's API answered {status} {kind}", True, wait)
     if kind in _FINAL:
         return ModelFailure(_FINAL[kind], f"the model's API refuses the key ({status} {kind})", retryable=False)
-    said = str((told or {}).get("message", ""))[:MESSAGE_CHARACTERS]
-    if "prompt is too long" in said:
-        return ModelFailure("CONTEXT_FULL", said, retryable=False)
+    said = said[:MESSAGE_CHARACTERS]
+    if kind == "request_too_large" or "prompt is too long" in said:
+        return ModelFailure("CONTEXT_FULL", said or "the request is too big", retryable=False)
     return ModelFailure("MODEL_REQUEST_REFUSED", f"the model's API answered {status} {kind}: {said}", retryable=False)

@@ -7,12 +7,15 @@ import json
 from collections.abc import Sequence
 from typing import Any, cast
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import config_pb2, event_pb2
 from handmesh.session.v1.event_pb2 import Event
 from services.harness import core
+from services.harness.blocks import INVALID_JSON
+from services.harness.usage import NO_USAGE, Budgets, Reached, Usage
 
 MAIN_HAND = "main"  # the hand of a session that names none
 
@@ -26,12 +29,12 @@ def fact_of(event: Event) -> core.Fact:
     return make(event, getattr(event, kind)) if make else core.Other(event.position)
 
 
-def _started(event: Event, it: event_pb2.SessionStarted) -> core.Fact:
-    return core.Started(event.position, config_of(it.config))
+def _when(event: Event) -> float:
+    return _time(event.emit_time)
 
 
-def _configured(event: Event, it: event_pb2.ConfigChanged) -> core.Fact:
-    return core.Configured(event.position, config_of(it.config))
+def _time(moment: Timestamp) -> float:
+    return moment.seconds + moment.nanos / 1e9
 
 
 def config_of(config: config_pb2.SessionConfig) -> core.Config:
@@ -46,12 +49,28 @@ def config_of(config: config_pb2.SessionConfig) -> core.Config:
         hand_specs=tuple(spec.SerializeToString(deterministic=True) for spec in specs),
         servers=tuple(server.name for server in config.mcp_servers),
         custom_tools=tuple(
-            core.ToolSpec(tool.name, tool.description, tool.input_schema_json) for tool in config.custom_tools
+            core.ToolSpec(tool.name, tool.description, tool.input_schema_json, timeout=_seconds(tool.timeout))
+            for tool in config.custom_tools
         ),
         policies=tuple(core.Policy(rule.pattern, _policy(rule.action)) for rule in config.tool_policies),
         max_output_tokens=config.max_output_tokens,
-        max_model_calls=config.budgets.max_model_calls_per_turn,
+        budgets=_budgets(config.budgets),
     )
+
+
+def _budgets(budgets: config_pb2.Budgets) -> Budgets:
+    return Budgets(
+        max_turns=budgets.max_turns,
+        max_tokens=budgets.max_tokens,
+        max_cost_micros=budgets.max_cost_micros,
+        max_wall_time=_seconds(budgets.max_wall_time),
+        max_tool_calls=budgets.max_tool_calls,
+        max_model_calls_per_turn=budgets.max_model_calls_per_turn,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
 
 
 def _policy(action: config_pb2.ToolPolicyAction.ValueType) -> core.PolicyAction:
@@ -70,16 +89,41 @@ def _offered(event: Event, it: event_pb2.ToolsOffered) -> core.Fact:
         )
         for tool in json.loads(it.tools_json)
     )
-    return core.Offered(event.position, it.hand, specs, failed=not it.digest)
+    return core.Offered(event.position, it.hand, specs, failed=not it.digest, time=_when(event))
 
 
 def _replied(event: Event, it: event_pb2.ModelReplied) -> core.Fact:
     calls = calls_of(it.content_json, it.stop_reason)
-    return core.Replied(event.position, it.content_json, it.stop_reason, it.read_position, calls)
+    usage = usage_of(it.usage, it.cost_micros)
+    return core.Replied(
+        event.position,
+        it.content_json,
+        it.stop_reason,
+        it.read_position,
+        calls,
+        usage,
+        priced=it.HasField("cost_micros"),
+        time=_when(event),
+    )
+
+
+def usage_of(usage: event_pb2.TokenUsage, cost_micros: int = 0) -> Usage:
+    """Returns tokens and their cost as a value."""
+    return Usage(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cache_creation_input_tokens,
+        usage.cache_read_input_tokens,
+        cost_micros,
+    )
 
 
 def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
-    """Finds the tool calls in an answer. The last one is cut when the answer broke off at its length limit."""
+    """Finds the tool calls in an answer. Those that do not run are cut.
+
+    The last one when the answer broke off at its length limit, one whose input is no JSON object, and all of an answer
+    that was refused.
+    """
     blocks: list[dict[str, Any]] = json.loads(content)
     broken = stop_reason in ("max_tokens", "model_context_window_exceeded")
     return tuple(
@@ -87,7 +131,9 @@ def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
             block["id"],
             block["name"],
             json.dumps(block["input"], ensure_ascii=False),
-            cut=broken and place == len(blocks) - 1,
+            cut=(broken and place == len(blocks) - 1)
+            or stop_reason == "refusal"
+            or block["input"].keys() == {INVALID_JSON},
         )
         for place, block in enumerate(blocks)
         if block.get("type") == "tool_use"
@@ -109,32 +155,49 @@ def result_of(it: tool_pb2.ToolResult) -> core.ToolResult:
 
 
 _FACTS: dict[str, Any] = {
-    "session_started": _started,
-    "config_changed": _configured,
-    "message_received": lambda event, it: core.Message(event.position, it.content_json),
-    "interrupt_requested": lambda event, _: core.Interrupt(event.position),
-    "harness_woke": lambda event, _: core.Woke(event.position),
+    "session_started": lambda event, it: core.Started(event.position, config_of(it.config), time=_when(event)),
+    "config_changed": lambda event, it: core.Configured(event.position, config_of(it.config), time=_when(event)),
+    "message_received": lambda event, it: core.Message(event.position, it.content_json, time=_when(event)),
+    "interrupt_requested": lambda event, _: core.Interrupt(event.position, time=_when(event)),
+    "harness_woke": lambda event, _: core.Woke(event.position, time=_when(event)),
     "tools_offered": _offered,
     "model_replied": _replied,
     "tool_started": lambda event, it: core.CallStarted(
-        event.position, it.tool_use_id, event.epoch, it.hand, it.sandbox_id
+        event.position, it.tool_use_id, event.epoch, it.hand, it.sandbox_id, time=_when(event)
     ),
-    "tool_finished": lambda event, it: core.CallFinished(event.position, it.tool_use_id, result_of(it.result)),
-    "tool_confirmation_requested": lambda event, it: core.ConfirmationAsked(event.position, it.tool_use_id),
-    "tool_confirmed": lambda event, it: core.Confirmed(event.position, it.tool_use_id, it.allowed, it.message),
-    "custom_tool_requested": lambda event, it: core.CustomAsked(event.position, it.tool_use_id),
-    "custom_tool_answered": lambda event, it: core.CustomAnswered(event.position, it.tool_use_id, result_of(it.result)),
-    "sandbox_provisioned": lambda event, it: core.Provisioned(event.position, it.hand, it.sandbox_id, it.generation),
-    "hand_detached": lambda event, it: core.Detached(event.position, it.hand, it.sandbox_id),
+    "tool_finished": lambda event, it: core.CallFinished(
+        event.position, it.tool_use_id, result_of(it.result), time=_when(event)
+    ),
+    "tool_confirmation_requested": lambda event, it: core.ConfirmationAsked(
+        event.position, it.tool_use_id, it.call_hash, time=_when(event)
+    ),
+    "tool_confirmed": lambda event, it: core.Confirmed(
+        event.position, it.tool_use_id, it.allowed, it.message, it.call_hash, time=_when(event)
+    ),
+    "custom_tool_requested": lambda event, it: core.CustomAsked(
+        event.position, it.tool_use_id, _time(it.due_time) if it.HasField("due_time") else None, time=_when(event)
+    ),
+    "custom_tool_answered": lambda event, it: core.CustomAnswered(
+        event.position, it.tool_use_id, result_of(it.result), time=_when(event)
+    ),
+    "sandbox_provisioned": lambda event, it: core.Provisioned(
+        event.position, it.hand, it.sandbox_id, it.generation, time=_when(event)
+    ),
+    "hand_detached": lambda event, it: core.Detached(event.position, it.hand, it.sandbox_id, time=_when(event)),
     "retry_scheduled": lambda event, it: core.Retry(
-        event.position, it.attempt, it.retry_time.seconds + it.retry_time.nanos / 1e9
+        event.position, it.attempt, _time(it.retry_time), it.reason, time=_when(event)
+    ),
+    "content_rendered": lambda event, it: core.Rendered(
+        event.position, it.source_sha256, it.content_json, time=_when(event)
     ),
     "turn_ended": lambda event, it: core.Ended(
         event.position,
         cast("core.EndReason", event_pb2.TurnEndReason.Name(it.reason).removeprefix("TURN_END_REASON_")),
         it.read_position,
+        time=_when(event),
     ),
-    "session_ended": lambda event, _: core.SessionOver(event.position),
+    "budget_reached": lambda event, it: core.Paused(event.position, it.budget, time=_when(event)),
+    "session_ended": lambda event, _: core.SessionOver(event.position, time=_when(event)),
 }
 
 
@@ -185,12 +248,13 @@ def call_started(call: core.ToolCall, hand: str, sandbox_id: str) -> Event:
 
 def call_finished(call_id: str, result: core.ToolResult, blobs: Sequence[core.BlobRef] = ()) -> Event:
     """A call was settled. The blobs hold what was too big for the event."""
-    refs = [
-        event_pb2.BlobRef(blob_id=each.blob_id, size=each.size, sha256=each.sha256, media_type=each.media_type)
-        for each in blobs
-    ]
+    refs = [_blob(each) for each in blobs]
     it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result), blobs=refs)
     return Event(event_id=f"finished-{call_id}", tool_finished=it)
+
+
+def _blob(ref: core.BlobRef) -> event_pb2.BlobRef:
+    return event_pb2.BlobRef(blob_id=ref.blob_id, size=ref.size, sha256=ref.sha256, media_type=ref.media_type)
 
 
 def result_message(result: core.ToolResult) -> tool_pb2.ToolResult:
@@ -215,18 +279,37 @@ def confirmation_asked(session_id: str, position: int, call: core.ToolCall) -> E
     return Event(event_id=f"confirm-{call.id}", tool_confirmation_requested=it)
 
 
-def custom_asked(call: core.ToolCall) -> Event:
-    """A client is to run a call."""
+def custom_asked(call: core.ToolCall, due: float | None) -> Event:
+    """A client is to run a call, before `due` (Unix time, seconds) if there is such a time."""
     it = event_pb2.CustomToolRequested(tool_use_id=call.id, name=call.name, input_json=call.input)
+    if due is not None:
+        it.due_time.FromNanoseconds(int(due * 1e9))
     return Event(event_id=f"custom-{call.id}", custom_tool_requested=it)
 
 
-def turn_ended(epoch: int, head: int, reason: core.EndReason, read: int, stop_reason: str) -> Event:
-    """The turn ended."""
+def turn_ended(
+    epoch: int, head: int, reason: core.EndReason, read: int, stop_reason: str, used: Usage = NO_USAGE
+) -> Event:
+    """The turn ended, having used so much."""
     it = event_pb2.TurnEnded(
-        reason=event_pb2.TurnEndReason.Value(f"TURN_END_REASON_{reason}"), read_position=read, stop_reason=stop_reason
+        reason=event_pb2.TurnEndReason.Value(f"TURN_END_REASON_{reason}"),
+        read_position=read,
+        stop_reason=stop_reason,
+        usage=event_pb2.TokenUsage(
+            input_tokens=used.input,
+            output_tokens=used.output,
+            cache_creation_input_tokens=used.cache_creation,
+            cache_read_input_tokens=used.cache_read,
+        ),
+        cost_micros=used.cost_micros,
     )
     return Event(event_id=f"ended-{epoch}-{head}", turn_ended=it)
+
+
+def budget_reached(epoch: int, head: int, reached: Reached) -> Event:
+    """A budget is used up: the session pauses."""
+    it = event_pb2.BudgetReached(budget=reached.budget, limit=reached.limit, used=reached.used)
+    return Event(event_id=f"budget-{epoch}-{head}", budget_reached=it)
 
 
 def error_raised(
@@ -235,6 +318,14 @@ def error_raised(
     """Something failed that the session survived. `about` tells events of one moment and part apart."""
     it = event_pb2.ErrorRaised(reason=reason, message=message, part=part, retryable=retryable)
     return Event(event_id=f"error-{epoch}-{head}-{part}-{about}", error_raised=it, ignorable=True)
+
+
+def rendered(source_sha256: str, content: str, why: str, blobs: Sequence[core.BlobRef]) -> Event:
+    """Content that the API does not take was made fit. A reader that skips it only sends the content as it was."""
+    it = event_pb2.ContentRendered(
+        source_sha256=source_sha256, content_json=content, why=why, blobs=[_blob(each) for each in blobs]
+    )
+    return Event(event_id=f"rendered-{source_sha256}", content_rendered=it, ignorable=True)
 
 
 def retry_scheduled(epoch: int, head: int, reason: str, attempt: int, at: float) -> Event:

@@ -12,7 +12,8 @@ from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2 import (
     DownloadBlobRequest,
     EmitEventsRequest,
-    GetSessionRequest,
+    OfferWorkRequest,
+    OfferWorkResponse,
     Preview,
     PublishPreviewsRequest,
     UploadBlobRequest,
@@ -32,6 +33,7 @@ CHUNK_BYTES = 512 * 1024  # of one message of an upload
 RECONNECT_SECONDS = 0.2
 PREVIEW_SECONDS = 0.02  # pieces are sent together for this long, but for the first
 MAX_WAITING_PREVIEWS = 1_000
+CLOSE_SECONDS = 1.0  # for what is left to send
 
 if TYPE_CHECKING:
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
@@ -39,13 +41,12 @@ if TYPE_CHECKING:
 _log = Log("services.harness.adapters.session")
 
 
-async def harness_type_of(stub: SessionServiceAsyncStub, session_id: str) -> str:
-    """Asks for a session's harness type. Raises Gone and Unavailable."""
+async def offer(stub: SessionServiceAsyncStub, session_id: str) -> OfferWorkResponse:
+    """Sees to it that a session which needs a harness is offered to one. Raises Gone and Unavailable."""
     try:
-        answer = await stub.GetSession(GetSessionRequest(session_id=session_id), timeout=EMIT_SECONDS)
+        return await stub.OfferWork(OfferWorkRequest(session_id=session_id), timeout=EMIT_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise raised(error) from None
-    return answer.session.config.harness or "messages"
 
 
 class RemoteLog:
@@ -84,7 +85,8 @@ class RemoteLog:
         except grpc.aio.AioRpcError as error:
             raise raised(error) from None
         grant = next((value for key, value in trailing or () if key == GRANT_KEY), "")
-        return Appended(answer.first_position, grant if isinstance(grant, str) else grant.decode())
+        grant = grant if isinstance(grant, str) else grant.decode()
+        return Appended(answer.first_position, grant, answer.emit_time.ToNanoseconds())
 
     async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
         """Keeps something big beside the log (see `SessionLog.put_blob`)."""
@@ -117,7 +119,11 @@ class RemoteLog:
 
 
 class PreviewStream:
-    """Sends pieces in the background: the first at once, the others together every 20 ms (see `Previews`)."""
+    """Sends pieces in the background: the first at once, the others together every 20 ms (see `Previews`).
+
+    The stream is opened before there is anything to send, and whose the session is is looked up with it: the first
+    piece waits for neither.
+    """
 
     def __init__(self, stub: SessionServiceAsyncStub, session_id: str, epoch: int) -> None:
         self._stub = stub
@@ -125,25 +131,23 @@ class PreviewStream:
         self._pieces: list[Preview] = []
         self._news = asyncio.Event()
         self._closed = False
-        self._sender: asyncio.Task[None] | None = None
+        self._sender = asyncio.create_task(self._send(), name="previews")
 
     def show(self, preview: Preview) -> None:
         """Takes one piece."""
         if len(self._pieces) < MAX_WAITING_PREVIEWS:
             self._pieces.append(preview)
         self._news.set()
-        if self._sender is None:
-            self._sender = asyncio.create_task(self._send(), name="previews")
 
     async def close(self) -> None:
         """Sends what is left."""
         self._closed = True
         self._news.set()
-        if self._sender is not None:
-            await asyncio.wait({self._sender}, timeout=1.0)
-            self._sender.cancel()
+        await asyncio.wait({self._sender}, timeout=CLOSE_SECONDS)
+        self._sender.cancel()
 
     async def _requests(self) -> AsyncIterator[PublishPreviewsRequest]:
+        yield self._first
         while True:
             await self._news.wait()
             self._news.clear()

@@ -13,8 +13,9 @@ from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
 from services.harness.core import ToolResult
 from services.harness.journal import Journal
-from services.harness.loops.messages.core import LookUpTools, RunCall, routes_of
+from services.harness.loops.messages.core import LookUpTools, RunCall
 from services.harness.loops.messages.offers import offered
+from services.harness.loops.messages.policies import routes_of
 from services.harness.loops.messages.state import Call, State
 from services.harness.ports import Ports, Sandbox
 from services.kit import failpoints
@@ -174,8 +175,7 @@ class Calls:
     async def _interrupted(self, call: Call) -> ToolResult:
         told = ToolResult("The turn was interrupted before this call ended.", "INTERRUPTED")
         started = call.started
-        if started is None:
-            return ToolResult("The turn was interrupted before this call ran.", "INTERRUPTED")
+        assert started is not None, "only what a hand has is cancelled"
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 if not started.sandbox_id:

@@ -1,4 +1,4 @@
-"""Decides what happens next: `decide(state) -> Action`. Reads, does nothing.
+"""Decides what happens next: `decide(state, now) -> Action`. Reads, does nothing.
 
 The log's order is not the order of cause: a message can land while the model still answers the one before. So a
 reply and the end of a turn say what they had read (`read`), and everything here compares positions with that.
@@ -9,13 +9,17 @@ two answers loses nothing, since the next harness folds the same log.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.harness.core import CallStarted, Config, EndReason, PolicyAction, ToolCall, ToolResult, ToolSpec
+from services.harness.core import CallStarted, EndReason, ToolCall, ToolResult, ToolSpec
+from services.harness.loops.messages.budgets import before_any_step, before_asking, before_calling, runs_out
+from services.harness.loops.messages.policies import declined, policy_for, routes_of
 from services.harness.loops.messages.state import Call, State
+from services.harness.usage import Reached
 
+_NOT_RUN = "This call did not run: the answer broke off inside it, or its input is no JSON object."
+HARNESS = "messages"  # the type that this is
 MAX_MODEL_CALLS_PER_TURN = 200  # when the session's budgets name no other
 
 
@@ -45,9 +49,10 @@ class AskConfirmation:
 
 @dataclass(frozen=True, slots=True)
 class AskClient:
-    """Emit CustomToolRequested."""
+    """Emit CustomToolRequested. `due` is when the call times out (Unix time, seconds)."""
 
     call: ToolCall
+    due: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,61 +88,97 @@ class RunCalls:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Cancel these calls and emit a result for each."""
+    """Cancel these calls, which hands have, and emit a result for each."""
 
     calls: tuple[Call, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AskModel:
-    """Ask the model, with everything up to `read`; not before `not_before` (Unix time, seconds)."""
+    """Ask the model, with everything up to `read`."""
 
     read: int
-    not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Emit BudgetReached. What hands do goes on meanwhile."""
+
+    reached: Reached
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Nothing to do until something else happens."""
+    """Nothing to do until something else happens, or until a time (Unix time, seconds)."""
 
     why: str
+    until: float | None = None
 
 
-Action = EndTurn | FinishCall | AskConfirmation | AskClient | LookUpTools | RunCalls | Settle | AskModel | Rest
+Deed = AskConfirmation | AskClient | LookUpTools | RunCalls | AskModel  # what a budget may stand in the way of
+Action = Deed | EndTurn | FinishCall | Settle | Pause | Rest
 
 
-def decide(state: State) -> Action:
-    """Says what to do next, from what the log says alone."""
+def decide(state: State, now: float) -> Action:
+    """Says what to do next, from what the log says alone. `now` (Unix time, seconds) is for what has become due."""
     if state.unknown:
         return Rest(f"the log holds an event of kind {state.unknown}, which this harness does not know")
     if state.over:
         return Rest("the session has ended")
     waiting = tuple(call for call in state.calls.values() if call.result is None)
-    if state.interrupt > state.settled and (waiting or any(at < state.interrupt for at in state.unread)):
-        return Settle(waiting) if waiting else EndTurn("INTERRUPTED", state.interrupt)
-    if waiting:
-        return _advance(state, waiting)
-    if not state.unread:
+    if state.interrupt:
+        return _stop(state, waiting)
+    if state.paused:
+        return Rest(f"the budget {state.paused} is used up")
+    if not state.turn_open:
         return Rest("every message is answered")
-    return _answer(state)
+    if state.config.harness != HARNESS:
+        return Rest(f"the session is a {state.config.harness} one now")
+    action = _advance(state, waiting, now) if waiting else _answer(state, now)
+    reached = before_any_step(state, now) if isinstance(action, Deed) else None
+    return action if reached is None else Pause(reached)
 
 
-def _answer(state: State) -> Action:
+def due(state: State, now: float) -> float | None:
+    """Returns the next moment after `now` at which `decide` may say something else though nothing has happened."""
+    times = [runs_out(state), state.retry.at if state.retry else None]
+    times += [call.handed_out.due for call in state.calls.values() if call.handed_out and call.result is None]
+    return min((time for time in times if time is not None and time > now), default=None)
+
+
+def _stop(state: State, waiting: tuple[Call, ...]) -> Action:
+    """The turn was interrupted: settle what is open, then end it."""
+    running = tuple(call for call in waiting if call.started)
+    if running:
+        return Settle(running)
+    for call in waiting:
+        told = ToolResult("The turn was interrupted before this call ran.", "INTERRUPTED")
+        return FinishCall(call.call, call.answer or told)
+    return EndTurn("INTERRUPTED", state.interrupt)
+
+
+def _answer(state: State, now: float) -> Action:
     """All calls are settled and a message is unanswered or being answered: ask, or end the turn."""
     reply = state.reply
     read = reply.read if reply else 0
-    newest = max((*state.unread, *(call.finished_at for call in state.calls.values())))
+    refused = reply is not None and reply.stop_reason == "refusal"  # then nobody reads what its calls came to
+    newest = max((state.message, *(0 if refused else call.finished_at for call in state.calls.values())))
     if newest <= read and reply is not None and reply.stop_reason != "pause_turn":
         return EndTurn(_reason(reply.stop_reason), state.head)
-    if state.model_calls >= (state.config.max_model_calls or MAX_MODEL_CALLS_PER_TURN):
+    if not state.config.budgets.max_model_calls_per_turn and state.used.model_calls >= MAX_MODEL_CALLS_PER_TURN:
         return EndTurn("LIMIT", state.head)
+    reached = before_asking(state)
+    if reached is not None:
+        return Pause(reached)
     missing = LookUpTools(
         tuple(hand for hand in state.config.hands if _unoffered(state, hand)),
         tuple(server for server in state.config.servers if _unoffered(state, server)),
     )
     if missing.hands or missing.servers:
         return missing
-    return AskModel(state.head, state.retry.at if state.retry else 0.0)
+    if state.retry is not None and state.retry.at > now:
+        return Rest("the model is asked again later", state.retry.at)
+    return AskModel(state.head)
 
 
 def _unoffered(state: State, hand: str) -> bool:
@@ -156,82 +197,88 @@ def _reason(stop_reason: str) -> EndReason:
             return "DONE"
 
 
-def _advance(state: State, waiting: tuple[Call, ...]) -> Action:
+def _advance(state: State, waiting: tuple[Call, ...], now: float) -> Action:
     """Some calls have no result: say what brings them on. What needs no hand comes first."""
     routes = routes_of(state)
+    reached = before_calling(state)
     runs: list[RunCall] = []
+    waits: list[Rest] = []
     for call in waiting:
-        step = _step(state, call, routes)
-        if isinstance(step, RunCall):
-            runs.append(step)
-        elif step is not None:
-            return step
-    bare = {run.hand for run in runs if run.hand in state.config.hands and not run.sandbox_id}
+        step = _step(state, call, routes, now)
+        match step:
+            case RunCall():
+                runs.append(step)
+            case Rest():
+                waits.append(step)
+            case AskClient() if reached is not None:
+                pass
+            case _:
+                return step
+    runs = _within(state, runs)
+    if not runs and len(waits) < len(waiting) and reached is not None:
+        return Pause(reached)
     if not runs:
-        return Rest("a person or a client has to answer first")
+        return Rest(waits[0].why, min((wait.until for wait in waits if wait.until is not None), default=None))
+    bare = {run.hand for run in runs if run.hand in state.config.hands and not run.sandbox_id}
     return RunCalls(tuple(run for run in runs if run.hand not in bare or run.sandbox_id), tuple(sorted(bare)))
 
 
+def _within(state: State, runs: list[RunCall]) -> list[RunCall]:
+    """Leaves out the calls that go beyond the budget. Those that were sent before were counted then."""
+    limit = state.config.budgets.max_tool_calls
+    if not limit:
+        return runs
+    new = [run for run in runs if run.started is None][max(0, limit - state.used.tool_calls) :]
+    return [run for run in runs if run not in new]
+
+
 def _step(
-    state: State, call: Call, routes: Mapping[str, tuple[str, str, ToolSpec]]
-) -> RunCall | FinishCall | AskConfirmation | AskClient | None:
+    state: State, call: Call, routes: Mapping[str, tuple[str, str, ToolSpec]], now: float
+) -> RunCall | FinishCall | AskConfirmation | AskClient | Rest:
     tool_call = call.call
     if tool_call.cut:
-        return FinishCall(tool_call, ToolResult("The answer broke off inside this call; it did not run.", "TOOL_ERROR"))
-    custom = any(tool_call.name == spec.name for spec in state.config.custom_tools)
-    if not custom and tool_call.name not in routes:
+        return FinishCall(tool_call, ToolResult(_NOT_RUN, "TOOL_ERROR"))
+    custom = next((spec for spec in state.config.custom_tools if spec.name == tool_call.name), None)
+    route = routes.get(tool_call.name)
+    if custom is None and route is None:
         known = ", ".join(sorted(routes)) or "none"
         return FinishCall(
             tool_call, ToolResult(f"There is no tool named {tool_call.name}. Tools: {known}.", "TOOL_ERROR")
         )
-    if call.started is None and (verdict := _judged(state, call)) is not None:
-        return verdict if not isinstance(verdict, str) else None
-    if custom:
-        if call.answer is not None:
-            return FinishCall(tool_call, call.answer)
-        return None if call.handed_out else AskClient(tool_call)
-    hand, tool, spec = routes[tool_call.name]
+    if call.started is None and (verdict := _judged(state, call, route)) is not None:
+        return verdict
+    if custom is not None:
+        return _by_client(call, custom, now)
+    assert route is not None
+    hand, tool, spec = route
     sandbox = state.sandboxes.get(hand)
     sandbox_id = call.started.sandbox_id if call.started else sandbox.sandbox_id if sandbox else ""
     return RunCall(tool_call, hand, tool, spec, sandbox_id, call.started)
 
 
-def _judged(state: State, call: Call) -> FinishCall | AskConfirmation | str | None:
-    """Applies the policy: None lets the call run, `wait` waits for a person."""
-    match policy_for(state.config, call.call.name):
+def _judged(
+    state: State, call: Call, route: tuple[str, str, ToolSpec] | None
+) -> FinishCall | AskConfirmation | Rest | None:
+    """Applies the policy: None lets the call run."""
+    match policy_for(state.config, call.call.name, route):
         case "ALLOW":
             return None
         case "DENY":
             return FinishCall(call.call, ToolResult("A policy of this session forbids this tool.", "DENIED"))
         case "ASK":
-            if call.verdict is None:
-                return "wait" if call.asked else AskConfirmation(call.call)
-            if call.verdict.allowed:
-                return None
-            said = call.verdict.message or "no reason was given"
-            return FinishCall(call.call, ToolResult(f"A person declined this call: {said}", "DENIED"))
+            if call.verdict is not None:
+                refusal = declined(call)
+                return None if refusal is None else FinishCall(call.call, refusal)
+            return Rest("a person has to decide first") if call.asked else AskConfirmation(call.call)
 
 
-def policy_for(config: Config, name: str) -> PolicyAction:
-    """Returns what the first policy that matches a tool's name says."""
-    for policy in config.policies:
-        if fnmatch.fnmatchcase(name, policy.pattern):
-            return policy.action
-    return "ALLOW"
-
-
-def routes_of(state: State) -> dict[str, tuple[str, str, ToolSpec]]:
-    """Maps each offered tool's name to its hand or server, the name that one knows it by, and its description.
-
-    A client's own tool takes the place of a hand's of the same name.
-    """
-    routes: dict[str, tuple[str, str, ToolSpec]] = {}
-    own = {spec.name for spec in state.config.custom_tools}
-    for hand in (*state.config.hands, *state.config.servers):
-        offer = state.offers.get(hand)
-        for spec in offer.tools if offer else ():
-            if spec.name in own:
-                continue
-            prefixed = hand in state.config.hands and len(state.config.hands) > 1
-            routes[spec.name] = (hand, spec.name.removeprefix(f"{hand}__") if prefixed else spec.name, spec)
-    return routes
+def _by_client(call: Call, spec: ToolSpec, now: float) -> FinishCall | AskClient | Rest:
+    """Says what brings a client's own tool on."""
+    if call.answer is not None:
+        return FinishCall(call.call, call.answer)
+    if call.handed_out is None:
+        return AskClient(call.call, now + spec.timeout if spec.timeout else None)
+    end = call.handed_out.due
+    if end is not None and end <= now:
+        return FinishCall(call.call, ToolResult("No client answered this call in time.", "TIMEOUT"))
+    return Rest("a client has to answer first", end)

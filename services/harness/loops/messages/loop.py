@@ -8,25 +8,21 @@ message or another harness takes hold at once, and calls run side by side.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 from collections.abc import Coroutine
 from typing import Any
 
-from handmesh.session.v1.event_pb2 import Event, ModelReplied
-from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters import codec
 from services.harness.core import Fact
 from services.harness.journal import Fenced, Journal
 from services.harness.loops.messages import core
+from services.harness.loops.messages.asking import Asking
 from services.harness.loops.messages.calls import Calls
-from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.state import State, fold
-from services.harness.loops.messages.view import conversation, view
-from services.harness.ports import Answer, ModelFailure, Ports, Progress, SessionLog
-from services.kit import failpoints, ids
-from services.kit.errors import Full, Refused
+from services.harness.ports import Ports, Progress, SessionLog
+from services.kit import ids
 from services.kit.logs import Log
+
+LINGER_SECONDS = 10.0  # a rest that is shorter is spent here: being woken again costs more
 
 _log = Log("services.harness.loops.messages")
 
@@ -36,18 +32,20 @@ class MessagesType:
 
     description = "Claude through the Messages API, with the session's hands, servers and custom tools."
 
-    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> None:
+    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> float | None:
         """Takes the session up and works until there is nothing to do (see `HarnessType.run`)."""
         turn = Turn(log, ports, progress)
         try:
             await turn.journal.open()
-            if isinstance(core.decide(turn.state), core.Rest):
-                return
+            action = core.decide(turn.state, ports.now())
+            if isinstance(action, core.Rest):
+                return action.until
             await turn.journal.take_up(codec.woke(ids.mint("woke"), "messages", instance))
             progress.took_up(turn.journal.epoch)
-            await turn.work()
+            return await turn.work()
         except Fenced:
             _log.info("another harness owns the session", session_id=log.session_id, epoch=turn.journal.epoch)
+            return None
         finally:
             await turn.close()
 
@@ -61,25 +59,34 @@ class Turn:
         self._ports = ports
         self._progress = progress
         self._calls = Calls(self.journal, ports, lambda: self.state)
+        self._asking = Asking(self.journal, ports, lambda: self.state)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._newest: asyncio.Task[str] | None = None
 
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
 
-    async def work(self) -> None:
-        """Works until the state says to rest. The model's library loads while tools are looked up or run."""
+    async def work(self) -> float | None:
+        """Works until the state says to rest; returns until when, if not only until something happens.
+
+        The model's library loads while tools are looked up or run.
+        """
         self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         while True:
             self.journal.check()
-            head, action = self.state.head, core.decide(self.state)
+            head, now = self.state.head, self._ports.now()
+            action = core.decide(self.state, now)
             if isinstance(action, core.Rest):
                 await self.cancel()
+                if action.until is not None and action.until - now <= LINGER_SECONDS:
+                    await self._wait(head, max(0.0, action.until - now))
+                    continue
                 _log.info("resting", session_id=self.journal.log.session_id, why=action.why)
-                return
+                return action.until
             if await self._act(action):
                 continue
-            await self._wait(head)
+            due = core.due(self.state, now)
+            await self._wait(head, None if due is None else due - now)
 
     async def _act(self, action: core.Action) -> bool:
         """Does or starts what was decided. Tells whether it was done at once."""
@@ -87,15 +94,21 @@ class Turn:
             case core.EndTurn(reason=reason, read=read):
                 await self.cancel()
                 stop = self.state.reply.stop_reason if self.state.reply and reason != "INTERRUPTED" else ""
-                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop)
+                used = self.state.used.in_turn
+                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop, used)
                 await self.journal.propose(ended)
             case core.FinishCall(call=call, result=result):
-                await self.journal.say(codec.call_finished(call.id, *await self.journal.shelf.fitted(result)))
+                await self.cancel(call.id)
+                settled = codec.call_finished(call.id, *await self.journal.shelf.fitted(result))
+                await self.journal.propose(settled)  # only proposed: a client's answer may have come before
             case core.AskConfirmation(call=call):
                 position = self.state.reply.position if self.state.reply else 0
                 await self.journal.propose(codec.confirmation_asked(self.journal.log.session_id, position, call))
-            case core.AskClient(call=call):
-                await self.journal.propose(codec.custom_asked(call))
+            case core.AskClient(call=call, due=due):
+                await self.journal.propose(codec.custom_asked(call, due))
+            case core.Pause(reached=reached):
+                await self.cancel()
+                await self.journal.propose(codec.budget_reached(self.journal.epoch, self.state.head, reached))
             case core.Settle(calls=calls):
                 await self.cancel()
                 await self._calls.settle(calls)
@@ -109,7 +122,7 @@ class Turn:
                     self._start(run.call.id, self._calls.run(run))
                 return False
             case core.AskModel():
-                self._start("model", self._ask(action))
+                self._start("model", self._ask())
                 return False
         return True
 
@@ -120,11 +133,11 @@ class Turn:
         self._progress.step(key)
         self._tasks[key] = asyncio.create_task(work, name=key)
 
-    async def _wait(self, head: int) -> None:
-        """Waits until an event came or a task ended. Raises what a task raised."""
+    async def _wait(self, head: int, seconds: float | None = None) -> None:
+        """Waits until an event came, a task ended or some time has passed. Raises what a task raised."""
         news = asyncio.create_task(self.journal.wait(head))
         try:
-            await asyncio.wait({news, *self._tasks.values()}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({news, *self._tasks.values()}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             news.cancel()
         stopped = news.exception() if news.done() and not news.cancelled() else None
@@ -135,17 +148,16 @@ class Turn:
         if stopped is not None:
             raise stopped
 
-    async def cancel(self) -> None:
-        """Stops everything that is being done. What hands do goes on: they are asked by their ids."""
-        running = [task for task in self._tasks.values() if not task.done()]
-        for task in running:
+    async def cancel(self, *keys: str) -> None:
+        """Stops what is being done, all of it or what these keys name. What hands do goes on, by its ids."""
+        stopped = [self._tasks.pop(key) for key in keys or tuple(self._tasks) if key in self._tasks]
+        for task in stopped:
             task.cancel()
-        if running:
-            await asyncio.wait(running)
-        for task in self._tasks.values():
+        if stopped:
+            await asyncio.wait(stopped)
+        for task in stopped:
             if not task.cancelled():
                 task.exception()  # what one of them raised has ended the run; the others' say the same
-        self._tasks.clear()
 
     async def close(self) -> None:
         """Ends the run: nothing of it goes on in this process."""
@@ -155,67 +167,7 @@ class Turn:
             await asyncio.wait({self._newest})
         await self.journal.close()
 
-    async def _ask(self, action: core.AskModel) -> None:
+    async def _ask(self) -> None:
         """Asks the model and says what it answered, or that it did not."""
-        await asyncio.sleep(max(0.0, action.not_before - self._ports.now()))
         assert self._newest is not None
-        newest = await asyncio.shield(self._newest)
-        state = self.state  # a message that landed while waiting is read too
-        request = view(state, newest, await self.journal.shelf.opened(conversation(state)))
-        body = json.dumps(request, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-        event_id = f"reply-{self.journal.epoch}-{state.head}"
-        try:
-            answer = await self._stream(request, event_id)
-        except ModelFailure as failure:
-            await self._failed(state, failure)
-            return
-        try:
-            content = await self.journal.shelf.fitted_reply(answer.content)
-        except (Full, Refused) as problem:
-            await self._end_failed("session", problem.reason, problem.message, False, state)
-            return
-        replied = ModelReplied(
-            content_json=content,
-            stop_reason=answer.stop_reason,
-            usage=answer.usage,
-            message_id=answer.message_id,
-            request_hash=hashlib.sha256(body).hexdigest(),
-            read_position=state.head,
-            model=answer.model,
-        )
-        await self.journal.say(Event(event_id=event_id, model_replied=replied))
-        failpoints.hit("harness.reply_stored")
-
-    async def _stream(self, request: dict[str, Any], event_id: str) -> Answer:
-        previews = self.journal.log.previews(self.journal.epoch)
-        offsets: dict[int, int] = {}
-
-        def show(block: int, kind: str, piece: str) -> None:
-            preview = Preview(event_id=event_id, block_index=block, offset=offsets.get(block, 0))
-            setattr(preview, kind, piece)
-            offsets[block] = offsets.get(block, 0) + len(piece)
-            previews.show(preview)
-
-        try:
-            return await self._ports.model.ask(request, show)
-        except (ModelFailure, asyncio.CancelledError):
-            if offsets:
-                previews.show(Preview(event_id=event_id, discarded=True))
-            raise
-        finally:
-            await previews.close()
-
-    async def _failed(self, state: State, failure: ModelFailure) -> None:
-        epoch, head = self.journal.epoch, self.state.head
-        match after_failure(
-            state.retry, failure.retryable, failure.retry_after, self._ports.now(), self._ports.jitter()
-        ):
-            case Later(attempt=attempt, at=at):
-                await self.journal.say(codec.retry_scheduled(epoch, head, failure.reason, attempt, at))
-            case Exhausted():
-                await self._end_failed("model", failure.reason, failure.message, failure.retryable, state)
-
-    async def _end_failed(self, part: str, reason: str, message: str, retryable: bool, state: State) -> None:
-        epoch, head = self.journal.epoch, self.state.head
-        raised = codec.error_raised(epoch, head, part, reason, message, retryable)
-        await self.journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, ""))
+        await self._asking.ask(await asyncio.shield(self._newest))

@@ -1,10 +1,13 @@
-"""What a log says as a whole: `fold(state, fact) -> state`, at the same cost however long the log is."""
+"""What a log says as a whole: `fold(state, fact) -> state`, at the same cost however long the log is.
+
+A turn is open from a message on until a `TurnEnded` that has read it, as for the session service (its `core.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Any, assert_never, get_args
 
 from services.harness.core import (
     CallFinished,
@@ -20,18 +23,24 @@ from services.harness.core import (
     Fact,
     Interrupt,
     Message,
+    OfCall,
     Offered,
     Other,
+    Paused,
     Provisioned,
+    Rendered,
     Replied,
     Retry,
     SessionOver,
     Started,
+    Step,
     ToolCall,
     ToolResult,
     Unknown,
     Woke,
 )
+from services.harness.model_profiles import DEAREST
+from services.harness.usage import NO_USAGE, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +51,9 @@ class Call:
     started: CallStarted | None = None
     result: ToolResult | None = None
     finished_at: int = 0
-    asked: bool = False
+    asked: ConfirmationAsked | None = None
     verdict: Confirmed | None = None
-    handed_out: bool = False
+    handed_out: CustomAsked | None = None
     answer: ToolResult | None = None
 
 
@@ -57,6 +66,46 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class Plainness:
+    """How the conversation is shown after the API refused a request: up to a position plainly, or in short.
+
+    `plain` and `short` have been answered; `try_plain` and `try_short` hold for the turn at hand, until it is.
+    """
+
+    plain: int = 0
+    short: int = 0
+    try_plain: int = 0
+    try_short: int = 0
+
+    @property
+    def upto(self) -> int:
+        """Returns the position up to which everything is shown plainly."""
+        return max(self.plain, self.try_plain, self.upto_short)
+
+    @property
+    def upto_short(self) -> int:
+        """Returns the position up to which everything is shown in short too."""
+        return max(self.short, self.try_short)
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What counts against the session's budgets. `worked` is in seconds, without the time since `busy_since`.
+
+    Costs of answers without a known price are in it, at the dearest one. `in_turn` is what the log says of the open
+    turn: what is not priced costs nothing there.
+    """
+
+    turns: int = 0
+    tool_calls: int = 0
+    model_calls: int = 0  # in the open turn
+    in_all: Usage = NO_USAGE
+    in_turn: Usage = NO_USAGE
+    worked: float = 0.0
+    busy_since: float = 0.0  # the last event of the harness that has the session; 0 before any
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything that deciding needs of a log. `head` is the position of its last event."""
 
@@ -64,77 +113,109 @@ class State:
     epoch: int = 0
     config: Config = field(default_factory=Config)
     next_config: Config | None = None
-    settled: int = 0
-    unread: tuple[int, ...] = ()
-    interrupt: int = 0
+    message: int = 0  # position of the last one
+    settled: int = 0  # what turns have read that have ended
+    interrupt: int = 0  # one that no turn has obeyed yet
     reply: Replied | None = None
-    calls: Mapping[str, Call] = field(default_factory=dict)
+    calls: Mapping[str, Call] = field(default_factory=dict)  # of the last reply
     offers: Mapping[str, Offered] = field(default_factory=dict)
     sandboxes: Mapping[str, Provisioned] = field(default_factory=dict)
     generations: Mapping[str, int] = field(default_factory=dict)
-    model_calls: int = 0
+    used: Used = field(default_factory=Used)
+    paused: str = ""  # the budget
     retry: Retry | None = None
+    plainness: Plainness = field(default_factory=lambda: Plainness())
+    renditions: Mapping[str, str] = field(default_factory=dict)
     over: bool = False
     unknown: str = ""
     conversation: Link | None = None
 
+    @property
+    def turn_open(self) -> bool:
+        """Whether a message is not dealt with."""
+        return self.message > self.settled
+
 
 def fold(state: State, fact: Fact) -> State:
     """Adds one fact to what is known. Costs the same however long the log is."""
-    state = replace(state, head=fact.position)
+    now: dict[str, Any] = {"head": fact.position}  # what changes with every fact: a copy of the state is what costs
+    if fact.time:
+        now["used"] = _timed(state.used, fact)
     match fact:
         case Started(config=config):
-            return replace(state, config=config)
+            return replace(state, **now, config=config)
         case Configured(config=config):
-            return _configured(state, config)
+            return _configured(replace(state, **now, paused=""), config)
         case Message(position=position):
-            return replace(state, unread=(*state.unread, position), conversation=Link(fact, state.conversation))
+            return replace(state, **now, message=position, conversation=Link(fact, state.conversation))
         case Interrupt(position=position):
-            return replace(state, interrupt=position)
+            return replace(state, **now, interrupt=position if state.turn_open else 0)
         case Woke(position=position):
-            return replace(state, epoch=position)
+            return replace(state, **now, epoch=position)
         case Offered(hand=hand):
-            return replace(state, offers={**state.offers, hand: fact})
+            return replace(state, **now, offers={**state.offers, hand: fact})
         case Replied():
-            calls = {call.id: Call(call) for call in fact.calls}
-            grown = Link(fact, state.conversation)
-            return replace(
-                state, reply=fact, calls=calls, model_calls=state.model_calls + 1, retry=None, conversation=grown
-            )
+            return _replied(replace(state, **now), fact)
         case Provisioned(hand=hand, generation=generation):
             made = {**state.generations, hand: generation}
-            return replace(state, sandboxes={**state.sandboxes, hand: fact}, generations=made)
+            return replace(state, **now, sandboxes={**state.sandboxes, hand: fact}, generations=made)
         case Detached(sandbox_id=sandbox_id):
             left = {hand: made for hand, made in state.sandboxes.items() if made.sandbox_id != sandbox_id}
-            return replace(state, sandboxes=left)
+            return replace(state, **now, sandboxes=left)
         case Retry():
-            return replace(state, retry=fact)
+            return retried(replace(state, **now), fact)
+        case Rendered(source_sha256=source, content=content):
+            return replace(state, **now, renditions={**state.renditions, source: content})
         case Ended(read=read):
-            return _turned(state, read)
+            return _turned(replace(state, **now), read)
+        case Paused(budget=budget):
+            return replace(state, **now, paused=budget or "?")
         case SessionOver():
-            return replace(state, over=True)
+            return replace(state, **now, over=True)
         case Unknown(kind=kind):
-            return replace(state, unknown=kind or "?")
+            return replace(state, **now, unknown=kind or "?")
         case Other():
-            return state
+            return replace(state, **now)
         case CallStarted() | CallFinished() | ConfirmationAsked() | Confirmed() | CustomAsked() | CustomAnswered():
-            return _called(state, fact)
+            return _called(replace(state, **now), fact)
         case _:
             assert_never(fact)
 
 
-def fold_all(facts: Iterable[Fact]) -> State:
-    """Folds a whole log."""
-    state = State()
+def retried(state: State, fact: Retry) -> State:
+    """Takes a retry: after a request that the API refused, the next one is plainer."""
+    shown = state.plainness
+    if fact.reason == "MODEL_REQUEST_REFUSED":
+        shown = replace(shown, try_plain=fact.position)
+    elif fact.reason == "CONTEXT_FULL":
+        shown = replace(shown, try_short=fact.position)
+    return replace(state, retry=fact, plainness=shown)
+
+
+def fold_all(facts: Iterable[Fact], state: State | None = None) -> State:
+    """Folds a whole log, or its rest onto what the part before it says."""
+    state = state or State()
     for fact in facts:
         state = fold(state, fact)
     return state
 
 
+_WORK = (*get_args(Step), Paused)
+
+
+def _timed(used: Used, fact: Fact) -> Used:
+    """Counts the time between two events of one harness: what lies before a harness wakes was nobody's work."""
+    if isinstance(fact, Woke):
+        return replace(used, busy_since=fact.time)
+    if not used.busy_since or not isinstance(fact, _WORK):
+        return used
+    return replace(used, worked=used.worked + max(0.0, fact.time - used.busy_since), busy_since=fact.time)
+
+
 def _configured(state: State, config: Config) -> State:
-    """Takes a new configuration at once when no turn is open, else at its end."""
-    if state.unread or (state.calls and any(call.result is None for call in state.calls.values())):
-        return replace(state, next_config=config)
+    """Takes a new configuration at once when no turn is open, else at its end; budgets at once."""
+    if state.turn_open:
+        return replace(state, config=replace(state.config, budgets=config.budgets), next_config=config)
     return _under(config, state)
 
 
@@ -145,35 +226,50 @@ def _under(config: Config, state: State) -> State:
     return replace(state, config=config, next_config=None, offers={}, sandboxes=kept)
 
 
+def _replied(state: State, reply: Replied) -> State:
+    used, said = state.used, reply.usage
+    counted = said if reply.priced else replace(said, cost_micros=DEAREST.of(said))
+    used = replace(used, model_calls=used.model_calls + 1, in_all=used.in_all + counted, in_turn=used.in_turn + said)
+    calls = {call.id: Call(call) for call in reply.calls}
+    conversation, shown = Link(reply, state.conversation), state.plainness
+    if shown.try_plain or shown.try_short:
+        shown = Plainness(max(shown.plain, shown.try_plain), max(shown.short, shown.try_short))
+    return replace(state, reply=reply, calls=calls, used=used, retry=None, conversation=conversation, plainness=shown)
+
+
 def _turned(state: State, read: int) -> State:
-    ended = replace(
-        state, settled=read, unread=tuple(at for at in state.unread if at > read), model_calls=0, retry=None
-    )
+    used = replace(state.used, turns=state.used.turns + 1, model_calls=0, in_turn=NO_USAGE)
+    settled, shown = max(state.settled, read), Plainness(state.plainness.plain, state.plainness.short)
+    over = settled >= state.interrupt or state.message <= settled
+    interrupt = 0 if over else state.interrupt
+    ended = replace(state, settled=settled, used=used, retry=None, paused="", interrupt=interrupt, plainness=shown)
     return ended if ended.next_config is None else _under(ended.next_config, ended)
 
 
-def _called(
-    state: State, fact: CallStarted | CallFinished | ConfirmationAsked | Confirmed | CustomAsked | CustomAnswered
-) -> State:
+def _called(state: State, fact: OfCall) -> State:
     call = state.calls.get(fact.id)
-    if call is None:
+    if call is None or call.result is not None:
         return state
     match fact:
         case CallStarted():
+            state = state if call.started else _sent(state)
             call = replace(call, started=fact)
         case CallFinished(position=position, result=result):
-            if call.result is not None:
-                return state
             call = replace(call, result=result, finished_at=position)
             state = replace(state, conversation=Link(fact, state.conversation))
         case ConfirmationAsked():
-            call = replace(call, asked=True)
+            call = replace(call, asked=fact)
         case Confirmed():
             call = replace(call, verdict=call.verdict or fact)
         case CustomAsked():
-            call = replace(call, handed_out=True)
+            state = state if call.handed_out else _sent(state)
+            call = replace(call, handed_out=fact)
         case CustomAnswered(result=result):
             call = replace(call, answer=call.answer or result)
         case _:
             assert_never(fact)
     return replace(state, calls={**state.calls, fact.id: call})
+
+
+def _sent(state: State) -> State:
+    return replace(state, used=replace(state.used, tool_calls=state.used.tool_calls + 1))

@@ -1,45 +1,72 @@
-"""Makes the request to the model from the log: `view(state) -> request`, the same bytes for the same log.
+"""Makes the request to the model from the log: `view(state) -> request`, the same for the same log.
 
 A reply stands where it was caused: behind everything that it had read, before what landed while it was written.
 Between two replies the model is told the results of the first one's calls, then the messages, each in order.
+
+What the API would not take is never sent: empty text, thinking at a message's end, images beyond its limits (see
+`images`). A turn that the model refused is left out as a whole: with it in sight every later answer is refused too.
+What the API has refused all the same is shown in plainer words (see `plain`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from services.harness import images
+from services.harness.blocks import REFERENCE, text_block
 from services.harness.core import CallFinished, Message, Replied, ToolResult
-from services.harness.loops.messages.core import routes_of
+from services.harness.loops.messages import plain
+from services.harness.loops.messages.policies import routes_of
 from services.harness.loops.messages.state import State
 
 MAX_OUTPUT_TOKENS = 16_384  # of one answer, when the session names no other
-CACHED = {"type": "ephemeral"}
-_CACHEABLE = frozenset({"text", "tool_result", "image", "document"})
 Block = dict[str, Any]
 NO_BLOBS: Mapping[str, Sequence[Block]] = MappingProxyType({})
+REFUSED_TURN = "[A turn is left out here: the model refused to answer it.]"
+LEFT_OUT = "[an image of before is left out here: a request holds only the newest ones]"
+_THINKING = frozenset({"thinking", "redacted_thinking"})
 
 
-def view(state: State, newest_model: str, blobs: Mapping[str, Sequence[Block]] = NO_BLOBS) -> dict[str, Any]:
-    """Returns the body of a Messages API request. `newest_model` is used when the session names none.
+class Kept(list[Block]):
+    """A reply's blocks, and the text of all of them as the model wrote it."""
 
-    `blobs` holds the blocks that take the place of each reference, by the blob's id.
+    def __init__(self, blocks: Sequence[Block], text: str) -> None:
+        super().__init__(blocks)
+        self.text = text
+
+
+@dataclass(frozen=True)
+class View:
+    """What the model is told. `prior` counts the messages that the request before had; 0 for the first one."""
+
+    request: dict[str, Any]
+    prior: int
+
+
+def view(state: State, newest_model: str, blobs: Mapping[str, Sequence[Block]] = NO_BLOBS) -> View:
+    """Returns the parts of a Messages API request, without cache markers.
+
+    `newest_model` is used when the session names none. `blobs` holds the blocks that take the place of each reference,
+    by the blob's id.
     """
     request: dict[str, Any] = {
         "model": state.config.model or newest_model,
         "max_tokens": state.config.max_output_tokens or MAX_OUTPUT_TOKENS,
-        "messages": _messages(state, blobs),
     }
-    tools = _tools(state)
-    if state.config.system.strip():
-        request["system"] = [{"type": "text", "text": state.config.system, "cache_control": CACHED}]
-    elif tools:
-        tools[-1]["cache_control"] = CACHED
-    if tools:
+    if tools := _tools(state):
         request["tools"] = tools
-    return request
+    if state.config.system.strip():
+        request["system"] = [text_block(_whole(state.config.system))]
+    telling = _Telling(state, blobs)
+    for fact in sorted(conversation(state), key=_cause):
+        telling.take(fact)
+    telling.tell()
+    request["messages"] = _within_limits(telling.said)
+    return View(request, telling.prior)
 
 
 def _tools(state: State) -> list[Block]:
@@ -47,35 +74,6 @@ def _tools(state: State) -> list[Block]:
     return [
         {"name": spec.name, "description": spec.description, "input_schema": json.loads(spec.schema)} for spec in specs
     ]
-
-
-def _messages(state: State, blobs: Mapping[str, Sequence[Block]]) -> list[Block]:
-    said: list[Block] = []
-    asked: tuple[str, ...] = ()  # ids of the last reply's calls, in its order
-    results: dict[str, ToolResult] = {}
-    texts: list[Block] = []
-
-    def tell() -> None:
-        blocks = [_result(id, results.get(id), blobs) for id in asked] + texts
-        if blocks:
-            said.append({"role": "user", "content": blocks})
-
-    for fact in sorted(conversation(state), key=_cause):
-        match fact:
-            case Message(content=content):
-                texts.extend(_written(content, blobs))
-            case CallFinished(id=id, result=result):
-                results[id] = result
-            case Replied(content=content, calls=calls):
-                tell()
-                asked, results, texts = tuple(call.id for call in calls), {}, []
-                blocks = [block for block in json.loads(content) if not _blank(block)]
-                if blocks:
-                    said.append({"role": "assistant", "content": blocks})
-    tell()
-    if said and said[-1]["role"] == "user" and said[-1]["content"][-1]["type"] in _CACHEABLE:
-        said[-1]["content"][-1] = {**said[-1]["content"][-1], "cache_control": CACHED}
-    return said
 
 
 def conversation(state: State) -> list[Message | Replied | CallFinished]:
@@ -92,42 +90,139 @@ def _cause(fact: Message | Replied | CallFinished) -> tuple[int, int]:
     return (fact.read, 1) if isinstance(fact, Replied) else (fact.position, 0)
 
 
+class _Telling:
+    """The messages so far, and what the next one of the user's will hold."""
+
+    def __init__(self, state: State, blobs: Mapping[str, Sequence[Block]]) -> None:
+        self.said: list[Block] = []
+        self.prior = 0
+        self._shown = state.plainness
+        self._blobs = blobs
+        self._renditions = {key: _whole_blocks(content, blobs) for key, content in state.renditions.items()}
+        self._asked: tuple[str, ...] = ()  # ids of the last reply's calls, in its order
+        self._results: dict[str, tuple[ToolResult, int]] = {}
+        self._texts: list[Block] = []
+        self._border = 0  # messages of turns that have ended
+
+    def take(self, fact: Message | Replied | CallFinished) -> None:
+        """Takes the next fact, in the order of cause."""
+        match fact:
+            case Message(content=content, position=position):
+                self._texts += self._degraded(_whole_blocks(content, self._blobs), position) or [
+                    text_block("(empty message)")
+                ]
+            case CallFinished(id=id, result=result, position=position):
+                self._results[id] = result, position
+            case Replied():
+                self.tell()
+                self.prior = len(self.said)
+                self._replied(fact)
+
+    def tell(self) -> None:
+        """Ends the user's message."""
+        blocks = [self._result(id) for id in self._asked] + self._texts
+        self._asked, self._results, self._texts = (), {}, []
+        if blocks:
+            self.said.append({"role": "user", "content": blocks})
+
+    def _replied(self, fact: Replied) -> None:
+        if fact.stop_reason == "refusal":
+            del self.said[self._border :]
+            self.prior = len(self.said)
+            self._texts = [text_block(REFUSED_TURN)]
+            return
+        self._asked = tuple(call.id for call in fact.calls)
+        blocks = _sendable(fact.content)
+        if fact.position <= self._shown.upto:
+            blocks = plain.reply(blocks, short=fact.position <= self._shown.upto_short)
+        if blocks:
+            self.said.append({"role": "assistant", "content": blocks})
+        if not fact.calls and fact.stop_reason != "pause_turn":
+            self._border = len(self.said)
+
+    def _result(self, id: str) -> Block:
+        result, position = self._results.get(id) or (ToolResult("No result was recorded for this call.", "UNKNOWN"), 0)
+        blocks = self._degraded(_whole_blocks(result.content or "[]", self._blobs), position)
+        if not any(block.get("type") == "text" for block in blocks):
+            output = text_block(result.output if result.output.strip() else "(no output)")
+            blocks[:0] = self._degraded([output], position)
+        told: Block = {"type": "tool_result", "tool_use_id": id, "content": blocks}
+        if result.outcome != "OK":
+            told["is_error"] = True
+        return told
+
+    def _degraded(self, blocks: Sequence[Block], position: int) -> list[Block]:
+        """Returns blocks as the API takes them, and plainly as far as it has refused that too."""
+        whole = [_whole(block) for block in blocks if not _blank(block)]
+        if position <= self._shown.upto:
+            return plain.told(whole, short=position <= self._shown.upto_short)
+        return [fit for block in whole for fit in images.fitted(block, self._renditions)]
+
+
 def _whole_blocks(content: str, blobs: Mapping[str, Sequence[Block]]) -> list[Block]:
     """Returns a content's blocks, those of blobs in their places; a blob that nobody has looked up is only named."""
     found: list[Block] = []
     for block in json.loads(content):
-        if block.get("type") == "handmesh_blob":
+        if block.get("type") == REFERENCE:
             name = str(block.get("blob_id"))
-            found += blobs.get(name) or [{"type": "text", "text": f"[blob {name}]"}]
+            found += blobs.get(name) or [text_block(f"[blob {name}]")]
         else:
             found.append(block)
     return found
 
 
-def _written(content: str, blobs: Mapping[str, Sequence[Block]]) -> list[Block]:
-    """Returns a message's blocks as the API takes them: whole characters, and never nothing."""
-    blocks = [_whole(block) for block in _whole_blocks(content, blobs) if not _blank(block)]
-    return blocks or [{"type": "text", "text": "(empty message)"}]
+def _sendable(content: str) -> list[Block]:
+    """Returns a reply's blocks as the API takes them back: those that it gave, but for what it would refuse."""
+    blocks: list[Block] = json.loads(content)
+    kept = [block for block in blocks if not _blank(block)]
+    while kept and kept[-1].get("type") in _THINKING:
+        kept.pop()
+    if len(kept) == len(blocks) and _encodes(blocks):
+        return Kept(blocks, content)
+    return [block if block.get("type") in _THINKING else _whole(block) for block in kept]
 
 
-def _whole(block: Block) -> Block:
-    if block.get("type") != "text":
-        return block
-    return {**block, "text": block["text"].encode("utf-16", "surrogatepass").decode("utf-16", "replace")}
+def _encodes(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _whole(value: Any) -> Any:
+    """Puts a replacement for every half of a character: no JSON on the wire can hold one."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    if isinstance(value, dict):
+        return {_whole(key): _whole(each) for key, each in value.items()}
+    return value
 
 
 def _blank(block: Block) -> bool:
-    return block.get("type") == "text" and not block.get("text", "").strip()
+    return block.get("type") == "text" and not str(block.get("text", "")).strip()
 
 
-def _result(id: str, result: ToolResult | None, blobs: Mapping[str, Sequence[Block]]) -> Block:
-    if result is None:
-        result = ToolResult("No result was recorded for this call.", "UNKNOWN")
-    blocks: list[Block] = [block for block in _whole_blocks(result.content or "[]", blobs) if not _blank(block)]
-    if not any(block.get("type") == "text" for block in blocks):
-        output = result.output if result.output.strip() else "(no output)"
-        blocks.insert(0, {"type": "text", "text": output})
-    told: Block = {"type": "tool_result", "tool_use_id": id, "content": blocks}
-    if result.outcome != "OK":
-        told["is_error"] = True
-    return told
+def _within_limits(said: list[Block]) -> list[Block]:
+    """Leaves out the oldest images when there are more than a request may hold."""
+    found = [(blocks, place) for message in said if message["role"] == "user" for blocks, place in _pictures(message)]
+    sizes = [len(str(blocks[place]["source"].get("data", ""))) for blocks, place in found]
+    for blocks, place in found[: images.dropped(sizes)]:
+        blocks[place] = text_block(LEFT_OUT)
+    return said
+
+
+def _pictures(message: Block) -> list[tuple[list[Block], int]]:
+    """Finds a message's images and documents: the list that each is in, and its place there."""
+    lists = [message["content"]]
+    found: list[tuple[list[Block], int]] = []
+    for block in message["content"]:
+        if block.get("type") == "tool_result":
+            lists.append(block["content"])
+    for blocks in lists:
+        for place, block in enumerate(blocks):
+            if block.get("type") in ("image", "document") and isinstance(block.get("source"), dict):
+                found.append((blocks, place))
+    return found

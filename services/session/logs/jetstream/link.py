@@ -76,7 +76,7 @@ class Link(asyncio.Protocol):
             "pedantic": False,
             "headers": True,
             "no_responders": True,
-            "echo": True,
+            "echo": False,  # what we say on the wire is heard here without NATS, at once
             "lang": "python",
             "version": "1",
             "protocol": 1,

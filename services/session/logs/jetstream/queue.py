@@ -21,6 +21,7 @@ from services.session.logs.jetstream.events import TOO_MANY_PER_SUBJECT
 from services.session.logs.jetstream.streams import WORK
 
 NANO = 1_000_000_000
+TIMED = b"timed"  # the content of a message that is there because a time has come
 
 
 class JetStreamQueue:
@@ -31,8 +32,8 @@ class JetStreamQueue:
         self._consumers: set[str] = set()
         self._leaving: set[asyncio.Task[None]] = set()
 
-    async def put(self, harness: str, session_id: str) -> bool:
-        code = (await self._connection.publish(f"work.{harness}.{session_id}", b"")).code
+    async def put(self, harness: str, session_id: str, timed: bool = False) -> bool:
+        code = (await self._connection.publish(f"work.{harness}.{session_id}", TIMED if timed else b"")).code
         if code not in (0, TOO_MANY_PER_SUBJECT):
             raise Unavailable("LOG_UNAVAILABLE", f"the work queue refuses ({code})", retry_after=1.0)
         return not code
@@ -56,7 +57,11 @@ class JetStreamQueue:
                 self._leave(pull, seconds)
         if message is None or (message.headers or {}).get("Status"):
             return None
-        return JetStreamItem(self._connection, message.subject.rpartition(".")[2], message.reply)
+        session_id = message.subject.rpartition(".")[2]
+        return JetStreamItem(self._connection, session_id, message.reply, message.data == TIMED)
+
+    def adopt(self, session_id: str, handle: str) -> JetStreamItem:
+        return JetStreamItem(self._connection, session_id, handle)
 
     def _leave(self, pull: _Pull, seconds: float) -> None:
         """Stays for what may still come, and gives it back: a pull cannot be taken back without a race."""
@@ -134,19 +139,25 @@ class JetStreamItem:
 
     connection: Connection
     session_id: str
-    reply: str
+    handle: str  # the subject for our acknowledgement
+    timed: bool = False
+
+    @property
+    def again(self) -> bool:
+        tokens = self.handle.split(".")  # $JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<deliveries>. ...
+        return int(tokens[4 if len(tokens) < 11 else 6]) > 1
 
     async def hold(self) -> None:
         await self._say(b"+WPI")
 
     async def done(self) -> None:
-        await self.connection.request(self.reply, b"+ACK")
+        await self.connection.request(self.handle, b"+ACK")
 
     async def back(self, seconds: float = 0.0) -> None:
         await self._say(f'-NAK {{"delay": {int(seconds * NANO)}}}'.encode() if seconds > 0 else b"-NAK")
 
     async def _say(self, word: bytes) -> None:
         try:
-            await self.connection.client.publish(self.reply, word)
+            await self.connection.client.publish(self.handle, word)
         except (OSError, nats.errors.Error):
             return  # it comes back by itself

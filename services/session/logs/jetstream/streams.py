@@ -33,6 +33,7 @@ BUCKETS = (
     "memory_stores",
     "memories",
     "memory_versions",
+    "timers",
 )
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
 

@@ -1,4 +1,4 @@
-"""The wire between replicas: NATS's own messages, which are kept nowhere."""
+"""The wire between replicas: NATS's own messages, which are kept nowhere. Whoever listens here hears at once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class NatsWire:
         self._lane = connection.lane
 
     async def send(self, topic: str, key: str, data: bytes) -> None:
+        self._lane.tell(f"{topic}.{key}", data)
         if self._lane.connected:  # else nobody hears, and nobody should hear it late
             self._lane.send(f"{topic}.{key}", data, soon=False)
 

@@ -92,6 +92,7 @@ class _Queued:
 
     harness: str
     session_id: str
+    timed: bool = False
     taken: int = 0
     timer: asyncio.TimerHandle | None = None
 
@@ -104,10 +105,10 @@ class MemoryQueue:
         self._waiting: defaultdict[str, deque[_Queued]] = defaultdict(deque)
         self._takers: defaultdict[str, deque[asyncio.Future[_Queued]]] = defaultdict(deque)
 
-    async def put(self, harness: str, session_id: str) -> bool:
+    async def put(self, harness: str, session_id: str, timed: bool = False) -> bool:
         if (harness, session_id) in self._there:
             return False
-        queued = self._there[harness, session_id] = _Queued(harness, session_id)
+        queued = self._there[harness, session_id] = _Queued(harness, session_id, timed)
         self._offer(queued)
         return True
 
@@ -131,7 +132,12 @@ class MemoryQueue:
         queued = taken.result()
         queued.taken += 1
         self.back_after(queued, HOLD_SECONDS)
-        return MemoryItem(self, queued)
+        return MemoryItem(self, queued, queued.taken)
+
+    def adopt(self, session_id: str, handle: str) -> MemoryItem:
+        harness, _, taken = handle.partition(" ")
+        queued = self._there.get((harness, session_id)) or _Queued(harness, session_id)
+        return MemoryItem(self, queued, int(taken))
 
     def back_after(self, queued: _Queued, seconds: float) -> None:
         """Offers a taken session again after some time, unless its holder speaks before."""
@@ -159,12 +165,21 @@ class MemoryQueue:
 class MemoryItem:
     """A taken session."""
 
-    def __init__(self, queue: MemoryQueue, queued: _Queued) -> None:
-        self._queue, self._queued, self._taken = queue, queued, queued.taken
+    def __init__(self, queue: MemoryQueue, queued: _Queued, taken: int) -> None:
+        self._queue, self._queued, self._taken = queue, queued, taken
+        self.timed = queued.timed
 
     @property
     def session_id(self) -> str:
         return self._queued.session_id
+
+    @property
+    def again(self) -> bool:
+        return self._taken > 1
+
+    @property
+    def handle(self) -> str:
+        return f"{self._queued.harness} {self._taken}"
 
     async def hold(self) -> None:
         if self._queued.taken == self._taken:

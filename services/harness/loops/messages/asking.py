@@ -1,0 +1,145 @@
+"""Asks the model and says what it answered, that it is asked again later, or that it is not.
+
+What the log shows of a failure: `RetryScheduled` while it is retried; an `ErrorRaised` with `retryable` when the tries
+are used up; one without when asking again would not help. Either way the turn ends as FAILED, and the next message
+begins another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from handmesh.session.v1.event_pb2 import Event, ModelReplied
+from handmesh.session.v1.session_pb2 import Preview
+from services.harness.adapters import codec
+from services.harness.core import Retry
+from services.harness.journal import Journal
+from services.harness.loops.messages.failure import Exhausted, Later, after_failure
+from services.harness.loops.messages.renditions import render
+from services.harness.loops.messages.request import Request, written
+from services.harness.loops.messages.state import State, retried
+from services.harness.loops.messages.view import Block, conversation, view
+from services.harness.model_profiles import cost_micros
+from services.harness.ports import Answer, ModelFailure, Ports
+from services.kit import failpoints
+from services.kit.errors import Full, Invalid, Refused
+from services.kit.logs import Log
+
+MAX_CALLS = 1_000  # of one reply: with more, the reply does not fit into the log
+PLAINER = frozenset({"MODEL_REQUEST_REFUSED", "CONTEXT_FULL"})  # a plainer request may be taken
+_CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,100}")  # what the API takes back
+
+_log = Log("services.harness.loops.messages.asking")
+
+
+class Asking:
+    """What a turn does with the model. `state` returns the state as it is now."""
+
+    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State]) -> None:
+        self._journal = journal
+        self._ports = ports
+        self._state = state
+
+    async def ask(self, newest_model: str) -> None:
+        """Asks once, with everything that is in the log now."""
+        await render(self._journal, self._ports.pictures, self._state)
+        state = self._state()
+        blobs = await self._journal.shelf.opened(conversation(state), state.renditions.values())
+        request = written(view(state, newest_model, blobs))
+        event_id = f"reply-{self._journal.epoch}-{state.head}"
+        try:
+            answer = await self._stream(request.body, event_id)
+            _check(answer, state)
+        except ModelFailure as failure:
+            await self._failed(state, failure, request.body, newest_model, blobs)
+            return
+        try:
+            await self._replied(event_id, answer, request, state.head)
+        except (Full, Refused, Invalid) as problem:
+            await self._end("session", problem.reason, problem.message, False, state)
+
+    async def _replied(self, event_id: str, answer: Answer, request: Request, read: int) -> None:
+        replied = ModelReplied(
+            content_json=await self._journal.shelf.fitted_reply(answer.content),
+            stop_reason=answer.stop_reason,
+            usage=answer.usage,
+            cost_micros=cost_micros(answer.model, codec.usage_of(answer.usage)),
+            message_id=answer.message_id,
+            request_hash=request.request_hash,
+            prompt_hash=request.prompt_hash,
+            prefix_hash=request.prefix_hash,
+            read_position=read,
+            model=answer.model,
+            stop_sequence=answer.stop_sequence,
+            stop_details_json=answer.stop_details,
+        )
+        await self._journal.say(Event(event_id=event_id, model_replied=replied))
+        failpoints.hit("harness.reply_stored")
+
+    async def _stream(self, body: bytes, event_id: str) -> Answer:
+        previews = self._journal.log.previews(self._journal.epoch)
+        offsets: dict[int, int] = {}
+
+        def show(block: int, kind: str, piece: str) -> None:
+            preview = Preview(event_id=event_id, block_index=block, offset=offsets.get(block, 0))
+            setattr(preview, kind, piece)
+            offsets[block] = offsets.get(block, 0) + len(piece)
+            previews.show(preview)
+
+        try:
+            return await self._ports.model.ask(body, show)
+        except (ModelFailure, asyncio.CancelledError):
+            if offsets:
+                previews.show(Preview(event_id=event_id, discarded=True))
+            raise
+        finally:
+            await previews.close()
+
+    async def _failed(
+        self,
+        state: State,
+        failure: ModelFailure,
+        sent: bytes,
+        newest_model: str,
+        blobs: Mapping[str, Sequence[Block]],
+    ) -> None:
+        again = failure.retryable
+        if failure.reason in PLAINER:
+            plainer = retried(state, Retry(state.head, 0, 0.0, failure.reason))
+            again = written(view(plainer, newest_model, blobs)).body != sent
+        epoch, head, now = self._journal.epoch, state.head, self._ports.now()
+        _log.info(
+            "model failed", session_id=self._journal.log.session_id, reason=failure.reason, retryable=failure.retryable
+        )
+        match after_failure(state.retry, again, failure.retry_after, now, self._ports.jitter()):
+            case Later(attempt=attempt, at=at):
+                await self._journal.say(codec.retry_scheduled(epoch, head, failure.reason, attempt, at))
+            case Exhausted():
+                await self._end("model", failure.reason, failure.message, failure.retryable, state)
+
+    async def _end(self, part: str, reason: str, message: str, retryable: bool, state: State) -> None:
+        epoch, head = self._journal.epoch, self._state().head
+        raised, used = codec.error_raised(epoch, head, part, reason, message, retryable), state.used.in_turn
+        await self._journal.say(raised, codec.turn_ended(epoch, head, "FAILED", state.head, "", used))
+
+
+def _check(answer: Answer, state: State) -> None:
+    """Raises ModelFailure for an answer whose calls the log, or later the API, would refuse."""
+    ids = [call.id for call in codec.calls_of(answer.content, answer.stop_reason)]
+    known = {call.id for fact in conversation(state) for call in _calls(fact)}
+    said = ""
+    if len(ids) > MAX_CALLS:
+        said = f"the model called {len(ids)} tools in one answer; at most {MAX_CALLS} are possible"
+    elif len(set(ids)) < len(ids) or known & set(ids):
+        said = "the model gave a tool call an id that another one has"
+    elif not all(_CALL_ID.fullmatch(id) for id in ids):
+        said = "the model gave a tool call an id that cannot be one"
+    if said:
+        raise ModelFailure("MODEL_ANSWER_INVALID", said, retryable=False)
+
+
+def _calls(fact: Any) -> Sequence[Any]:
+    return getattr(fact, "calls", ())

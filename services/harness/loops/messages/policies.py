@@ -1,0 +1,56 @@
+"""Which tool a call means, and whether it may run. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+
+from services.harness.core import Config, Policy, PolicyAction, ToolResult, ToolSpec
+from services.harness.loops.messages.state import Call, State
+
+
+def routes_of(state: State) -> dict[str, tuple[str, str, ToolSpec]]:
+    """Maps each offered tool's name to its hand or server, the name that one knows it by, and its description.
+
+    A client's own tool takes the place of a hand's of the same name.
+    """
+    routes: dict[str, tuple[str, str, ToolSpec]] = {}
+    own = {spec.name for spec in state.config.custom_tools}
+    for hand in (*state.config.hands, *state.config.servers):
+        offer = state.offers.get(hand)
+        for spec in offer.tools if offer else ():
+            if spec.name in own:
+                continue
+            prefixed = hand in state.config.hands and len(state.config.hands) > 1
+            routes[spec.name] = (hand, spec.name.removeprefix(f"{hand}__") if prefixed else spec.name, spec)
+    return routes
+
+
+def policy_for(config: Config, name: str, route: tuple[str, str, ToolSpec] | None) -> PolicyAction:
+    """Returns what the first policy says that matches a tool: by the name that the model knows, or a hand's tool by
+    its own name and by `hand__tool`, however many hands the session has."""
+    names = {name}
+    if route is not None and route[0] in config.hands:
+        names |= {route[1], f"{route[0]}__{route[1]}"}
+    return next((policy.action for policy in config.policies if matches(policy, names)), "ALLOW")
+
+
+def matches(policy: Policy, names: Iterable[str]) -> bool:
+    """Tells whether a policy's pattern matches one of these names. Only `*` is special in it."""
+    pattern = policy.pattern.replace("[", "[[]").replace("?", "[?]")
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def declined(call: Call) -> ToolResult | None:
+    """Says why a call that a person has decided about may not run; None when it may.
+
+    An approval is good for the call that the person saw, and no other.
+    """
+    verdict, asked = call.verdict, call.asked
+    assert verdict is not None
+    if not verdict.allowed:
+        said = verdict.message or "no reason was given"
+        return ToolResult(f"A person declined this call: {said}", "DENIED")
+    if asked is None or verdict.call_hash != asked.call_hash:
+        return ToolResult("The approval was given for another call than this one.", "DENIED")
+    return None

@@ -1,0 +1,101 @@
+"""Which replica's harness has a session: asked on the wire, for a claim is kept in one process only.
+
+    who has it?     whoever's harness is at work on the session says so, and takes the queue's item, if one was found
+    it is mine      a harness has come to another replica: whoever has the item of its claim gives it
+    it is free      whoever takes the item need not ask
+
+Nobody waits longer than `ANSWER_SECONDS`: a replica that is stopped or cut off has nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from services.kit import ids
+from services.session.bounded import Bounded
+from services.session.log import Stop, Wire
+
+TOPIC, EVERYBODY = "holders", "all"
+ANSWER_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Word:
+    """What a replica says. `handle` names the queue's item; `instance` the harness whose claim it is."""
+
+    kind: str  # `who`, `mine`, `free` or `answer`
+    session_id: str
+    replica: str = ""  # who says it
+    handle: str = ""
+    instance: str = ""
+
+
+class Holders:
+    """This replica's ear and mouth. `answer` is asked what others ask; None means: nothing to do with me."""
+
+    def __init__(self, wire: Wire, answer: Callable[[Word], str | None]) -> None:
+        self._wire = wire
+        self._answer = answer
+        self._me = ids.mint("replica")
+        self._waiting: dict[str, asyncio.Future[str]] = {}
+        self._free: Bounded[None] = Bounded()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def listen(self, gap: Callable[[], None]) -> Stop:
+        """Hears and answers until stopped. `gap` is called when something may have been missed."""
+        stops = [
+            await self._wire.listen(TOPIC, EVERYBODY, self._hear, gap),
+            await self._wire.listen(TOPIC, self._me, self._hear),
+        ]
+
+        async def stop() -> None:
+            for each in stops:
+                await each()
+
+        return stop
+
+    async def has(self, session_id: str, handle: str = "") -> bool:
+        """Asks whether a harness at another replica is at work on a session. That replica then has the item."""
+        return await self._ask(Word("who", session_id, self._me, handle)) is not None
+
+    async def claim(self, session_id: str, instance: str) -> str | None:
+        """Says that a harness is here now; returns the handle of its claim's item, if another replica has it."""
+        return await self._ask(Word("mine", session_id, self._me, instance=instance)) or None
+
+    async def free(self, session_id: str) -> None:
+        """Says that nobody has the session any more."""
+        await self._say(EVERYBODY, Word("free", session_id, self._me))
+
+    def is_free(self, session_id: str) -> bool:
+        """Tells whether somebody has said so, once."""
+        return self._free.pop(session_id, self) is None
+
+    async def _ask(self, word: Word) -> str | None:
+        answer = self._waiting.get(word.session_id)
+        if answer is None:
+            answer = self._waiting[word.session_id] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(lambda _: self._waiting.pop(word.session_id, None))
+        await self._say(EVERYBODY, word)
+        await asyncio.wait({answer}, timeout=ANSWER_SECONDS)
+        if not answer.done():
+            answer.cancel()
+        return None if answer.cancelled() else answer.result()
+
+    async def _say(self, key: str, word: Word) -> None:
+        await self._wire.send(TOPIC, key, json.dumps(asdict(word), separators=(",", ":")).encode())
+
+    def _hear(self, data: bytes) -> None:
+        word = Word(**json.loads(data))
+        waiting = self._waiting.get(word.session_id)
+        if word.kind == "free":
+            self._free[word.session_id] = None
+        elif word.kind == "answer":
+            if waiting is not None and not waiting.done():
+                waiting.set_result(word.handle)
+        elif word.replica != self._me and (handle := self._answer(word)) is not None:
+            task = asyncio.create_task(self._say(word.replica, Word("answer", word.session_id, self._me, handle)))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
