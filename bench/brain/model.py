@@ -54,7 +54,7 @@ class Model:
     """Answers requests; remembers when."""
 
     def __init__(self) -> None:
-        self.seen: list[tuple[int, int, int]] = []  # number of the plan, when asked, when all was sent
+        self.seen: list[list[int]] = []  # number of the plan, when asked, when all was sent (0: not yet)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serves a connection to its end."""
@@ -75,6 +75,9 @@ class Model:
 
     async def _answer(self, request: dict[str, Any], writer: asyncio.StreamWriter, asked: int) -> None:
         plan, ran = plan_of(request)
+        row = [plan.number, asked, 0]
+        self.seen.append(row)
+        del self.seen[:-KEPT]
         if plan.delay_ms:
             await asyncio.sleep(plan.delay_ms / 1000)
         if request.get("stream"):
@@ -82,8 +85,7 @@ class Model:
         else:
             content = [_call(plan, asked)] if plan.command and not ran else [{"type": "text", "text": f"{asked} done"}]
             await _whole(writer, _message(asked) | {"content": content, "stop_reason": _reason(plan, ran)})
-        self.seen.append((plan.number, asked, time.monotonic_ns()))
-        del self.seen[:-KEPT]
+        row[2] = time.monotonic_ns()
 
 
 def _message(asked: int) -> dict[str, Any]:

@@ -7,21 +7,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from handmesh.client import Client, Session, connect
+from handmesh.client import Session
 from handmesh.client.addresses import local_api_key
 from handmesh.client.channels import Link
 from handmesh.harness.v1.harness_pb2 import WakeOutcome, WakeRequest
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.launcher.health import Health
 from handmesh.launcher.mesh import Mesh
-from handmesh.launcher.ports import Ports, free_ports
+from handmesh.launcher.ports import free_ports
 from handmesh.launcher.processes import Command, Process
-from handmesh.launcher.settings import MeshSettings, Scripted, service_environment
+from handmesh.launcher.settings import service_environment
 from handmesh.session.v1.event_pb2 import Event
 
 SCRIPT = Path(__file__).with_name("brains.yaml")
@@ -93,23 +91,7 @@ class Brains:
         for process in self._started.values():
             if process.exit_code is None:
                 os.kill(process.pid, signal.SIGCONT)
-        await asyncio.gather(*(process.stop() for process in self._started.values()))
-
-
-@asynccontextmanager
-async def brains(data: Path) -> AsyncIterator[tuple[Brains, Client]]:
-    """A mesh without a harness, and a client of it."""
-    settings = MeshSettings(data, Scripted(SCRIPT), os.environ, Ports.free())
-    async with await Mesh.start(settings) as mesh:
-        await mesh.kill("harness")
-        world = Brains(mesh)
-        async with connect(data_directory=mesh.files.data_directory) as client:
-            try:
-                yield world, client
-            finally:
-                await world.close()
-                for sandbox in await client.sandboxes():
-                    await client.release(sandbox.sandbox_id)  # hands outlive their mesh
+        await asyncio.gather(*(process.kill() for process in self._started.values()))
 
 
 class Seen:

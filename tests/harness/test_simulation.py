@@ -7,12 +7,31 @@ still shows it: `Simulation([...]).run()` plays it again.
 from __future__ import annotations
 
 import random
+import sys
+from dataclasses import replace
 
 import pytest
 
-from services.harness.core import CallFinished, Confirmed, CustomAnswered, Ended, Fact, Interrupt, Message, Replied
+from services.harness.core import (
+    CallFinished,
+    CallStarted,
+    Config,
+    Confirmed,
+    CustomAnswered,
+    Ended,
+    Fact,
+    Interrupt,
+    Message,
+    Offered,
+    Provisioned,
+    Replied,
+    Started,
+    ToolCall,
+    ToolResult,
+    Woke,
+)
 from services.harness.loops.messages import core
-from services.harness.loops.messages.state import fold_all
+from services.harness.loops.messages.state import State, fold, fold_all
 from services.harness.loops.messages.view import conversation
 from services.session.core import Status, status
 from services.session.verify import check, check_acknowledged
@@ -151,3 +170,48 @@ def test_what_is_due_is_the_next_moment_at_which_the_decision_may_change(seed: i
             assert type(first) is type(second)
         else:
             assert first == second
+
+
+def _turns(count: int) -> list[Fact]:
+    """Makes a log of many turns, each with a call."""
+    facts: list[Fact] = [Started(0, Config()), Offered(0, "main", ()), Provisioned(0, "main", "box", 1)]
+    for turn in range(count):
+        call = ToolCall(f"t{turn}", "bash", "{}")
+        facts += [
+            Message(0, "[]"),
+            Message(0, "[]"),
+            Woke(0),
+            Replied(0, "[]", "tool_use", len(facts) + 3, (call,)),
+            CallStarted(0, call.id, len(facts) + 3, "main", "box"),
+            CallFinished(0, call.id, ToolResult("ran")),
+            Replied(0, "[]", "end_turn", len(facts) + 6),
+            Ended(0, "DONE", len(facts) + 7),
+        ]
+    return [replace(fact, position=place, time=float(place)) for place, fact in enumerate(facts, 1)]
+
+
+def _operations(state: State, facts: list[Fact]) -> list[int]:
+    """Counts the calls that folding each of these facts and deciding after it makes."""
+    counts = []
+    for fact in facts:
+        calls = 0
+
+        def count(*_: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        state = fold(state, fact)
+        core.decide(state, fact.time)
+        sys.setprofile(None)
+        counts.append(calls)
+    return counts
+
+
+def test_an_event_costs_the_same_however_long_the_log_is() -> None:
+    """The same number of operations after 10 turns as after 2,000, on a state that holds no more."""
+    facts = _turns(2_001)
+    early, late = fold_all(facts[: 3 + 8 * 10]), fold_all(facts[: 3 + 8 * 2_000])
+    assert _operations(early, facts[3 + 8 * 10 :][:8]) == _operations(late, facts[3 + 8 * 2_000 :])
+    held = [sum(len(getattr(state, name)) for name in ("calls", "offers", "sandboxes")) for state in (early, late)]
+    assert held[0] == held[1] == 2

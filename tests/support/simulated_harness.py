@@ -219,7 +219,7 @@ class Harness:
         again = run.started is not None and not run.sandbox_id
         result = self.world.execute(id, self.epoch, run.sandbox_id, attach_only=again)
         yield
-        if run.sandbox_id and self.world.choices.pick(16) == 15:
+        if run.sandbox_id and self.world.choices.pick(6) == 5:
             result = ToolResult("gone", "GONE")
             yield from self._say(draft(f"detached-{run.sandbox_id}", Detached(0, run.hand, run.sandbox_id)))
         yield from self._say(draft(f"finished-{id}", CallFinished(0, id, result)))
