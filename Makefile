@@ -68,6 +68,7 @@ check/proto:
 check/stubs:
 	@$(PY) ci/stubs.py --check
 	@$(PY) ci/reference.py --check
+	@$(PY) ci/brain_picture.py --check
 
 .PHONY: fmt
 fmt: setup ## Format Python and contracts, and mend what lint can
@@ -79,6 +80,7 @@ fmt: setup ## Format Python and contracts, and mend what lint can
 proto: setup ## Generate the Python stubs and docs/reference.md from the contracts
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
+	@$(PY) ci/brain_picture.py
 
 .PHONY: baseline
 baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, or a release)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-NAMES = ("startup", "log", "hands", "ttft")
+NAMES = ("startup", "log", "hands", "ttft", "brain")
 SIZES = ("ci", "full")
 
 

@@ -53,7 +53,7 @@ class Figure:
             "samples": len(self.samples),
             "bound": self.bound,
             "at": "least" if self.least else "most",
-            "ratio": round(self.median / self.bound, 3),
+            "ratio": round(self.median / self.bound, 3) if self.bound else None,
             "kept": kept,
             "holds": self.holds,
             **self.more,

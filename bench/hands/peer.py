@@ -31,7 +31,7 @@ async def tools(request: pb.ListToolsRequest, context: Any) -> pb.ListToolsRespo
 async def serve() -> None:
     """Serves until SIGTERM."""
     server = grpc.aio.server(options=_OPTIONS)
-    handlers = {
+    handlers: dict[str, Any] = {
         "Execute": grpc.unary_unary_rpc_method_handler(
             execute, pb.ExecuteRequest.FromString, pb.ExecuteResponse.SerializeToString
         ),

@@ -51,7 +51,7 @@ async def measure(size: str) -> AsyncIterator[Figure | Unmeasured]:
     if shutil.which("git") is None:
         yield Unmeasured(name, "there is no git")
         return
-    async with start(HANDMESH_GIT_ALLOW="file:///") as world:
+    async with start() as world:
         url = make_repository(world.directory / "upstream" / "big", MEGABYTES, FILES, packed=True)
         clones = [_cloned(url, world.directory / f"clone{number}") for number in range(2 if size == "ci" else 5)]
         for backend in world.backends:

@@ -24,7 +24,7 @@ import grpc
 
 from handmesh.launcher.ca import ensure_certificates
 from handmesh.launcher.ports import SERVICES, free_ports
-from handmesh.launcher.processes import Command, Process
+from handmesh.launcher.processes import Command, Process, log_tail
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
@@ -118,8 +118,8 @@ _ECHO = json.dumps({"command": "echo hi"})
 
 
 @asynccontextmanager
-async def start(*, pools: bool = False, **extra: str) -> AsyncIterator[World]:
-    """Starts everything in a folder of its own, with pools or without; `extra` are settings of the service."""
+async def start(*, pools: bool = False) -> AsyncIterator[World]:
+    """Starts everything in a folder of its own, with pools or without. Repositories may lie in `upstream` of it."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handmesh-bench-")))
         ensure_certificates(directory / "tls", SERVICES, datetime.datetime.now(datetime.UTC))
@@ -133,7 +133,7 @@ async def start(*, pools: bool = False, **extra: str) -> AsyncIterator[World]:
             "HANDMESH_STATE_DIR": str(directory / "state"),
             "HANDMESH_ENVIRONMENTS_FILE": str(directory / "environments.toml"),
             "HANDMESH_LOG_LEVEL": "warning",
-            **extra,
+            "HANDMESH_GIT_ALLOW": f"file://{directory / 'upstream'}",
         }
         stubs, processes = [], []
         for name, module in (("sandbox", "services.sandbox"), ("echo", "bench.hands.peer")):
@@ -152,6 +152,9 @@ async def start(*, pools: bool = False, **extra: str) -> AsyncIterator[World]:
             rows = (await world.stub.ListEnvironments(pb.ListEnvironmentsRequest())).environments
             world.problems = {row.backend: row.problem for row in rows if row.name.endswith("-cold")}
             yield world
+        except BaseException:
+            print(*log_tail(directory / "sandbox.log"), sep="\n", file=sys.stderr)
+            raise
         finally:
             if service.exit_code is None:
                 await world.release_all()

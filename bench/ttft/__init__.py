@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench.figure import Figure, Unmeasured
+from bench.hands.world import IMAGE
 from bench.ttft import ground, report, samples
 from bench.ttft.mix import BIG_MB, SMALL_MB, WARM_UP, Task, tasks
 from bench.ttft.samples import Row, Sample, ratios
@@ -40,7 +41,7 @@ Run = Callable[[Task], Awaitable[Sample]]
 
 async def measure(
     size: str, only: str, keep: Path | None = None, docs: Path | None = None
-) -> AsyncIterator[Figure | Row | Unmeasured]:
+) -> AsyncIterator[Figure | Row | Unmeasured | report.Written]:
     """Runs the rows that are wanted, then yields all rows that there are and what follows from them.
 
     `keep` is a file that rows are read from and written to; `docs` a folder whose `ttft.md` and `ttft.png` are written.
@@ -55,8 +56,11 @@ async def measure(
         wanted = [] if only == "none" else only.split(",") if only else list(counts)
         urls = ground.repositories(Path(folder) / "upstream") if wanted else {}
         for name in wanted:
-            rows[name] = await _row(name, counts[name], Path(folder), urls)
-            samples.write(keep, rows)
+            todo = _left(rows, name, counts[name])
+            root = Path(tempfile.mkdtemp(dir=folder))
+            async for sample in _measured(name, todo, root, urls):
+                rows[name] = rows[name].plus(sample)
+                samples.write(keep, rows)
     for row in rows.values():
         yield row
     for figure in figures(rows):
@@ -74,7 +78,8 @@ def figures(rows: dict[str, Row]) -> list[Figure]:
             name = f"p{of_100} to the first token, one session at a time, decoupled : coupled"
             found.append(Figure(name, "ratio", ratios(ours, theirs, of_100), round(1 - cut, 2)))
     if {"direct-8", "decoupled-8"} <= rows.keys():
-        ours, theirs = rows["decoupled-8"].tokens, rows["direct-8"].tokens
+        both = rows["decoupled-8"].numbers & rows["direct-8"].numbers
+        ours, theirs = rows["decoupled-8"].of(both).tokens, rows["direct-8"].of(both).tokens
         spread = ratios(ours, theirs, 95, paired=True)
         found.append(
             Figure("p95 to the first token, 8 at a time, decoupled : the SDK alone", "ratio", spread, OF_DIRECT)
@@ -83,29 +88,41 @@ def figures(rows: dict[str, Row]) -> list[Figure]:
 
 
 def _missing() -> str:
-    try:
-        from bench.hands import engine
+    """Says why nothing can be measured here, or nothing."""
+    from docker.errors import DockerException
 
+    from bench.hands import engine
+
+    try:
         client = engine.client()
-        client.inspect_image(engine.IMAGE)
+        client.inspect_image(IMAGE)
         client.close()
-    except Exception as error:  # whatever a missing engine, library or image raises: it is told, and nothing measured
-        return f"no engine with the base image ({type(error).__name__}); see `make image`"
+    except DockerException as error:
+        return f"no Docker Engine with the base image ({type(error).__name__}); see `make image`"
     return ""
 
 
-async def _row(name: str, count: int, folder: Path, urls: dict[int, str]) -> Row:
-    """Runs a row's sessions, so many at a time, on a ground of its own."""
+def _left(rows: dict[str, Row], name: str, count: int) -> list[Task]:
+    """Returns which sessions of a row are to be run: the rest of one that was cut off, else all, and anew."""
+    known = rows.setdefault(name, Row(name, ())).numbers
+    left = [task for task in tasks(count) if task.number not in known]
+    if left:
+        return left
+    rows[name] = Row(name, ())
+    return tasks(count)
+
+
+async def _measured(name: str, todo: Sequence[Task], root: Path, urls: dict[int, str]) -> AsyncIterator[Sample]:
+    """Runs sessions of a row, so many at a time, on a ground of their own; yields each when it has ended."""
     arm, _, at_once = name.rpartition("-")
-    todo, warm_up = tasks(count), tasks(20, WARM_UP)
-    root = Path(tempfile.mkdtemp(dir=folder))
+    warm_up = tasks(20, WARM_UP)
     async with AsyncExitStack() as stack:
         run = await _arm(stack, arm, root, urls, [*todo, *warm_up])
         sizes = {0, SMALL_MB, BIG_MB} if arm == "warm" else {0}
         for repository in sorted(sizes):  # the first sessions load libraries; in a warm mesh they also see repositories
             await run(next(task for task in warm_up if task.tool and task.repository == repository))
-        done = await _together(run, todo, int(at_once))
-    return Row(name, tuple(sorted(done, key=lambda sample: sample.number)))
+        async for sample in _together(run, todo, int(at_once)):
+            yield sample
 
 
 async def _arm(stack: AsyncExitStack, arm: str, root: Path, urls: dict[int, str], known: Sequence[Task]) -> Run:
@@ -124,15 +141,14 @@ async def _arm(stack: AsyncExitStack, arm: str, root: Path, urls: dict[int, str]
     return decoupled.Decoupled(mesh, "hands", urls, unseen=arm == "unseen").run
 
 
-async def _together(run: Run, todo: Sequence[Task], at_once: int) -> list[Sample]:
+async def _together(run: Run, todo: Sequence[Task], at_once: int) -> AsyncIterator[Sample]:
     """Runs sessions, each as soon as one of the `at_once` before it has ended."""
-    left, done = iter(todo), []
+    room = asyncio.Semaphore(at_once)
 
-    async def work() -> None:
-        for task in left:
-            done.append(await run(task))
+    async def one(task: Task) -> Sample:
+        async with room:  # which lets them in in their order
+            return await run(task)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(work())
-    return done
+        for done in asyncio.as_completed([group.create_task(one(task)) for task in todo]):
+            yield await done

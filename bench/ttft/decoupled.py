@@ -29,8 +29,11 @@ class Decoupled:
         token = tool = 0.0
         async for said in session.watch(previews=True):
             now = time.perf_counter() - begun
-            kind = "preview" if isinstance(said, Preview) else str(said.WhichOneof("kind"))
-            if kind == "model_replied" or (kind == "preview" and said.text):
+            if isinstance(said, Preview):
+                token = token or (now if said.text else 0.0)
+                continue
+            kind = said.WhichOneof("kind")
+            if kind == "model_replied":  # its previews may have been shed
                 token = token or now
             elif kind == "tool_finished":
                 tool = now

@@ -18,7 +18,7 @@ from bench.ttft.mix import BIG_MB, FILES, SMALL_MB, Task, script
 from handmesh.client.client import Client, connect
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import Ports, free_ports
-from handmesh.launcher.processes import Command, Process
+from handmesh.launcher.processes import Command, Process, log_tail
 from handmesh.launcher.settings import MeshSettings, Scripted
 from handmesh.sandbox.v1.sandbox_pb2 import ListEnvironmentsRequest
 
@@ -91,12 +91,16 @@ async def mesh(folder: Path, tasks: Sequence[Task], pool: int) -> AsyncIterator[
         Ports.free(),
         log_level="warning",
         environments_file=folder / "environments.toml",
-        extra={"sandbox": {"HANDMESH_GIT_ALLOW": f"file://{folder.parent}"}},
+        extra={"sandbox": {"HANDMESH_GIT_ALLOW": f"file://{folder.parent / 'upstream'}"}},
     )
     async with await Mesh.start(settings), connect(data_directory=settings.data_directory) as client:
         await _filled(client)
         try:
             yield client
+        except BaseException:
+            for part in ("sandbox", "harness"):
+                print(*log_tail(settings.data_directory / "logs" / f"{part}.log"), sep="\n", file=sys.stderr)
+            raise
         finally:
             for sandbox in await client.sandboxes():
                 await client.release(sandbox.sandbox_id)

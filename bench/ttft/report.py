@@ -63,10 +63,10 @@ def table(rows: Mapping[str, Row]) -> str:
 
 def plot(file: Path, rows: Mapping[str, Row]) -> None:
     """Draws which part of the sessions had its first token, and its first tool's result, after how long."""
-    import matplotlib
+    import matplotlib  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     matplotlib.use("agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 7.5), sharex=True, sharey=True, layout="constrained")
     for line, at_once in zip(axes, ("1", "8"), strict=True):

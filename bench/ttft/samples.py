@@ -33,6 +33,19 @@ class Row:
     holds = True  # figures have bounds, rows have none
 
     @property
+    def numbers(self) -> frozenset[int]:
+        """Which sessions it has."""
+        return frozenset(sample.number for sample in self.samples)
+
+    def of(self, numbers: frozenset[int]) -> Row:
+        """Returns it with these sessions only."""
+        return Row(self.name, tuple(sample for sample in self.samples if sample.number in numbers))
+
+    def plus(self, sample: Sample) -> Row:
+        """Returns it with one more session."""
+        return Row(self.name, tuple(sorted((*self.samples, sample), key=lambda each: each.number)))
+
+    @property
     def tokens(self) -> list[float]:
         """Milliseconds to the first token."""
         return [sample.token * 1000 for sample in self.samples]
@@ -80,11 +93,13 @@ def read(file: Path | None) -> dict[str, Row]:
     if file is None or not file.exists():
         return {}
     kept = json.loads(file.read_text())
-    return {name: Row(name, tuple(Sample(**each) for each in samples)) for name, samples in kept.items()}
+    return {name: Row(name, tuple(Sample(**each) for each in samples)) for name, samples in kept.items() if samples}
 
 
 def write(file: Path | None, rows: Mapping[str, Row]) -> None:
     """Keeps rows."""
     if file is not None:
         kept = {name: [asdict(sample) for sample in row.samples] for name, row in rows.items()}
-        file.write_text(json.dumps(kept))
+        new = file.with_suffix(".new")
+        new.write_text(json.dumps(kept))
+        new.replace(file)  # whoever is killed leaves the old one or the new one

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from handmesh.cli import doctor, integrity, lifecycle, mesh, running, sessions
+from handmesh.cli import doctor, files, integrity, lifecycle, mesh, running, sessions
 
 EPILOG = """\b
 Start here:
@@ -40,6 +40,8 @@ app.command()(sessions.send)
 app.command()(sessions.interrupt)
 app.command()(sessions.wake)
 app.command()(sessions.end)
+app.command(epilog=files.FILES_EPILOG)(files.files)
+app.command()(files.get)
 app.command(epilog=integrity.VERIFY_EPILOG)(integrity.verify)
 app.command()(integrity.migrate)
 app.command()(lifecycle.archive)

@@ -108,7 +108,8 @@ async def download(
     call = stub.DownloadBlob(request, metadata=link.metadata, timeout=TRANSFER_SECONDS)
     try:
         async for answer in call:
-            yield answer.chunk
+            if answer.chunk:
+                yield answer.chunk
     except grpc.aio.AioRpcError as error:
         raise raised(error) from None
     finally:

@@ -41,6 +41,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.service_config", json.dumps(_RETRY)),
     ("grpc.initial_reconnect_backoff_ms", 50),

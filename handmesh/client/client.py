@@ -174,6 +174,20 @@ class Client:
         request = sandbox_pb2.ListExecutionsRequest(sandbox_id=sandbox_id)
         return list((await self.sandbox_link.call(self.sandbox_stub.ListExecutions, request)).executions)
 
+    async def files(self, sandbox_id: str, path: str = "") -> sandbox_pb2.ListFilesResponse:
+        """Returns the files below a directory of a sandbox (default `/workspace`), and whether there are more."""
+        request = sandbox_pb2.ListFilesRequest(sandbox_id=sandbox_id, path=path)
+        return await self.sandbox_link.call(self.sandbox_stub.ListFiles, request)
+
+    async def read_file(self, sandbox_id: str, path: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yields a file of a sandbox in pieces, from an offset in bytes on. Raises HandmeshError: `FILE_NOT_FOUND`."""
+        request = sandbox_pb2.ReadFileRequest(sandbox_id=sandbox_id, path=path, offset=offset)
+        try:
+            async for answer in self.sandbox_stub.ReadFile(request, metadata=self.sandbox_link.metadata):
+                yield answer.chunk
+        except grpc.aio.AioRpcError as error:
+            raise raised(error) from None
+
     async def release(self, sandbox_id: str) -> None:
         """Ends a sandbox and all that runs in it, and removes its files. Idempotent."""
         request = sandbox_pb2.ReleaseRequest(sandbox_id=sandbox_id)

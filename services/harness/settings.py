@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, address, path, setting, url, whole
+from services.kit.settings import REQUIRED, Mesh, address, addresses, path, setting, url, whole
 
 
 @dataclass(frozen=True)
 class Settings(Mesh):
     """Settings of the harness service."""
 
-    session_address: str = setting("HANDMESH_SESSION_ADDRESS", address, REQUIRED, "Where the session service is.")
+    session_address: str = setting(
+        "HANDMESH_SESSION_ADDRESS",
+        addresses,
+        REQUIRED,
+        "Where the session service is; several IP addresses with commas.",
+    )
     sandbox_address: str = setting("HANDMESH_SANDBOX_ADDRESS", address, REQUIRED, "Where the sandbox service is.")
     vault_proxy_address: str = setting("HANDMESH_VAULT_PROXY_ADDRESS", address, REQUIRED, "Where the vault proxy is.")
     model_key_file: Path | None = setting("HANDMESH_MODEL_KEY_FILE", path, None, "File with the model's API key.")

@@ -10,11 +10,12 @@ CLIENT = frozenset({"client"})
 MESH = frozenset({"session", "harness", "sandbox", "vault_proxy"})
 HARNESS = frozenset({"harness"})
 READERS = CLIENT | HARNESS
+HANDS = READERS | {"sandbox"}  # what a sandbox is filled from, and what it leaves
 GRANT_CHECKERS = frozenset({"sandbox", "vault_proxy"})
 
 _SESSION = {
     "CreateSession": READERS,
-    "GetSession": READERS | {"sandbox"},  # whose reaper asks whether a session has ended
+    "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
     "EndSession": READERS,
@@ -33,19 +34,19 @@ _SESSION = {
     "OfferWork": HARNESS,
     "CheckGrant": GRANT_CHECKERS,
     "WatchRevocations": GRANT_CHECKERS,
-    "UploadBlob": READERS,
-    "DownloadBlob": READERS,
+    "UploadBlob": HANDS,
+    "DownloadBlob": HANDS,
     "ListBlobs": READERS,
 }
 _MEMORY = {
     "CreateMemoryStore": CLIENT,
     "ListMemoryStores": CLIENT,
     "DeleteMemoryStore": CLIENT,
-    "WriteMemory": READERS,
-    "ReadMemory": READERS,
-    "ListMemories": READERS,
+    "WriteMemory": HANDS,
+    "ReadMemory": HANDS,
+    "ListMemories": HANDS,
     "ListMemoryVersions": READERS,
-    "DeleteMemory": READERS,
+    "DeleteMemory": HANDS,
 }
 _HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
 _SANDBOX = {

@@ -23,6 +23,7 @@ SIZE_OPTIONS: list[tuple[str, Any]] = [
 KEEPALIVE_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # what gRPC goes by where a ping is under way; else 60 s
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -39,6 +40,7 @@ _BY_CODE = {kind.code: kind for kind in errors.ServiceError.__subclasses__()}
 def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -> grpc.aio.Channel:
     """Opens a channel to another service as the service whose certificate lies in `tls_dir`. Connects lazily.
 
+    `address` is `host:port`, or IP addresses of replicas joined by commas, the first of which that answers is used.
     Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`: those that a server
     which has died may have begun and has forgotten.
     """
@@ -55,6 +57,10 @@ def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -
         ("grpc.min_reconnect_backoff_ms", 50),
         ("grpc.max_reconnect_backoff_ms", 1_000),
     ]
+    first, several, _ = address.partition(",")
+    if several:
+        address = f"{'ipv6' if '[' in address else 'ipv4'}:{address}"
+        options.append(("grpc.default_authority", first))
     return grpc.aio.secure_channel(address, credentials, options)
 
 

@@ -57,8 +57,10 @@ class Guard(grpc.aio.ServerInterceptor):
         shares, overdue = self._shares, self._overdue
 
         def admit(request: Any, context: Context) -> identity.Caller:
-            caller = identity.identify(
-                context.auth_context().get("x509_subject_alternative_name", ()), _authorization(context), self._keys
+            names = context.auth_context().get("x509_subject_alternative_name", ())
+            caller = identity.identify(names, _metadata(context, "authorization"), self._keys)
+            caller = identity.acting(
+                caller, _metadata(context, identity.TENANT_KEY), _metadata(context, identity.SESSION_KEY)
             )
             identity.authorize(caller, method)
             identity.enter(caller)
@@ -144,9 +146,9 @@ def handler_of(handler: Any) -> Callable[[Any, Context], Any]:
     return found
 
 
-def _authorization(context: Context) -> str | None:
+def _metadata(context: Context, name: str) -> str | None:
     for key, value in context.invocation_metadata() or ():
-        if key == "authorization":
+        if key == name:
             return value if isinstance(value, str) else value.decode("ascii", "replace")
     return None
 

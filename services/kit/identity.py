@@ -9,19 +9,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.access import ACCESS
+from services.kit.access import ACCESS, MESH
 from services.kit.errors import Denied, Unauthenticated
 
 URI_PREFIX = b"spiffe://handmesh/"
+TENANT_KEY = "x-handmesh-tenant"  # metadata by which a service says whose affairs it minds: it then reaches no others
+SESSION_KEY = "x-handmesh-session"  # likewise: the session that it acts for
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls: `kind` is a service's name, `client` or `anyone`; `tenant` is set for clients only."""
+    """Who calls: `kind` is a service's name, `client` or `anyone`.
+
+    `tenant` is set for clients, and for a service that says whom it acts for, and for which session.
+    """
 
     kind: str
     tenant: str | None = None
     name: str = ""
+    session_id: str = ""
 
 
 _current: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller")
@@ -59,6 +65,13 @@ def identify(names: Iterable[bytes], authorization: str | None, keys: Mapping[st
     if caller is None:
         raise Unauthenticated("IDENTITY_UNKNOWN", "the API key is not known to this mesh")
     return caller
+
+
+def acting(caller: Caller, tenant: str | None, session_id: str | None) -> Caller:
+    """Narrows a service to those that it says it acts for. What others say of themselves is not listened to."""
+    if caller.kind not in MESH or tenant is None:
+        return caller
+    return Caller(caller.kind, tenant, caller.name, session_id or "")
 
 
 def authorize(caller: Caller, method: str) -> None:

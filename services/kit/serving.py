@@ -34,6 +34,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     *SIZE_OPTIONS,
     ("grpc.keepalive_time_ms", 5_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),  # what gRPC goes by where a ping is under way; else 60 s
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),

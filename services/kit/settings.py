@@ -55,6 +55,13 @@ def address(value: str) -> str:
     return value
 
 
+def addresses(value: str) -> str:
+    """Takes `host:port`, or several of them joined by commas, with IP addresses as hosts."""
+    for each in value.split(","):
+        address(each)
+    return value
+
+
 def url(value: str) -> str:
     """Takes an address with a scheme."""
     if "://" not in value:

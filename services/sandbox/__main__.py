@@ -12,14 +12,17 @@ from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.sandbox import backends, environments
 from services.sandbox.hand import HandSettings
+from services.sandbox.mounts import Mounts
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
+from services.sandbox.resources import Resources
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.seeds import Seeds
 from services.sandbox.seeds_git import Git
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.server import SandboxServicer
 from services.sandbox.session_client import SessionClient
+from services.sandbox.session_service import SessionService
 from services.sandbox.settings import Settings
 
 TIDY_SECONDS = 30.0
@@ -41,9 +44,10 @@ async def run(settings: Settings) -> None:
     if settings.default_pool is not None:
         known = environments.with_default_pool(known, settings.default_pool)
     pools = Pools(hands, known)
-    sandboxes = Sandboxes(hands, known, pools, planting=Planting(seeds))
     channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
+    resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
+    sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds))
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)

@@ -7,6 +7,7 @@ import pkgutil
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from services.kit.errors import Gone, ServiceError
 from services.kit.logs import Log
@@ -36,6 +37,11 @@ class Backends:
         self._settings = settings
         self._hands: dict[str, Hand] = {}
         self._found: OrderedDict[str, tuple[Hand, SandboxInfo]] = OrderedDict()  # those asked for last
+
+    @property
+    def state_dir(self) -> Path:
+        """The folder of everything that sandboxes need kept."""
+        return self._settings.state_dir
 
     def hand(self, name: str) -> Hand:
         """Returns a backend's hand, and makes it on first use."""

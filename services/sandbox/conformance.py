@@ -17,7 +17,19 @@ from typing import Any
 from services.kit.errors import Conflict, Exists, Gone, Invalid, ServiceError
 from services.kit.ids import mint
 from services.sandbox.core import digest
-from services.sandbox.hand import Chunk, File, Hand, Labels, Limits, Order, Outcome, Recipe, Result, SandboxInfo
+from services.sandbox.hand import (
+    Chunk,
+    Content,
+    File,
+    Hand,
+    Labels,
+    Limits,
+    Order,
+    Outcome,
+    Recipe,
+    Result,
+    SandboxInfo,
+)
 
 LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=64 << 20, output_file_bytes=8 << 20, seconds=60.0)
 """The limits that a stand's recipe must have. Small ones, which a check can reach."""
@@ -44,7 +56,7 @@ class Stand:
     made: list[str] = field(default_factory=list)
 
     async def sandbox(
-        self, request_id: str = "", files: Sequence[File] = (), session_id: str = "", hand: str = ""
+        self, request_id: str = "", files: Sequence[Content] = (), session_id: str = "", hand: str = ""
     ) -> SandboxInfo:
         """Makes a sandbox."""
         info = await self.hand.provision(self.recipe, self.labels(request_id, session_id, hand), files)
@@ -639,6 +651,21 @@ async def check_44_to_run_is_to_start_and_follow(stand: Stand) -> None:
     other = replace(order, digest=digest("bash", {"command": "other"}))
     await refused(Exists, "EXECUTION_ID_REUSED", stand.hand.run(sandbox, other))
     await refused(Conflict, "EPOCH_STALE", stand.hand.run(sandbox, command("true", epoch=4)))
+
+
+async def check_45_each_gets_its_own_result(stand: Stand) -> None:
+    """160 commands, 16 at a time: each says its own, and ends with its own code and no other's."""
+    sandbox = await stand.id()
+
+    async def caller(first: int) -> None:
+        for number in range(first, first + 10):
+            result = await stand.hand.run(sandbox, command(f"echo hi {number}; exit {number % 5 + 1}"))
+            assert (result.text, result.exit_code) == (
+                f"hi {number}\n[exit code: {number % 5 + 1}]",
+                number % 5 + 1,
+            )
+
+    await asyncio.gather(*(caller(10 * number) for number in range(16)))
 
 
 async def check_60_a_free_sandbox_is_claimed(stand: Stand) -> None:

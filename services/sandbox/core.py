@@ -14,10 +14,11 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from services.kit.errors import Conflict, Invalid
-from services.sandbox.hand import WORKSPACE, File, Order
+from services.sandbox.hand import MAX_ARCHIVE_BYTES, WORKSPACE, Archive, Content, File, Order, Packed
 from services.sandbox.tools import DEFAULT_COMMAND_SECONDS, TOOLS, Tool, offered
 
 MAX_FILE_BYTES = 1 << 20
+MAX_PATH_BYTES = 4096  # of a file that is read
 MAX_SESSIONS_FENCED = 10_000
 _MOUNT_PATH = re.compile(re.escape(WORKSPACE) + r"(/[A-Za-z0-9._-]{1,64}){1,8}")
 _VALIDATORS = {tool.name: Draft202012Validator(tool.input_schema) for tool in TOOLS}
@@ -89,20 +90,42 @@ def digest(name: str, given: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([name, given], sort_keys=True).encode()).hexdigest()
 
 
-def check_files(files: Sequence[File]) -> None:
-    """Raises Invalid (`RESOURCE_INVALID`) unless each file has a path of its own under the workspace, and fits."""
-    for file in files:
-        shown = _shown(file.path)
-        if not _MOUNT_PATH.fullmatch(file.path) or any(part in (".", "..") for part in file.path.split("/")):
-            what = f"mount_path must be {WORKSPACE}/ and up to 8 names of A-Z a-z 0-9 . _ -, not {shown!r}"
-            raise Invalid("RESOURCE_INVALID", what, mount_path=shown)
-        if len(file.content) > MAX_FILE_BYTES:
-            what = f"{shown} has {len(file.content)} bytes; the limit is {MAX_FILE_BYTES}"
-            raise Invalid("RESOURCE_INVALID", what, mount_path=shown)
-    paths = sorted(file.path + "/" for file in files)
-    for path, after in itertools.pairwise(paths):
+def check_contents(contents: Sequence[Content]) -> None:
+    """Raises Invalid (`RESOURCE_INVALID`) unless each has a path of its own under the workspace, and fits."""
+    placed = [it for it in contents if not isinstance(it, Packed)]
+    for it in placed:
+        check_mount_path(it.path)
+        size, most = 0, 0
+        if isinstance(it, File):
+            size, most = len(it.content), MAX_FILE_BYTES
+        elif isinstance(it, Archive):
+            size, most = len(it.content), MAX_ARCHIVE_BYTES
+        if size > most:
+            what = f"{_shown(it.path)} has {size} bytes; the limit is {most}"
+            raise Invalid("RESOURCE_INVALID", what, mount_path=_shown(it.path))
+    check_apart([it.path for it in placed])
+
+
+def check_mount_path(path: str) -> None:
+    """Raises Invalid (`RESOURCE_INVALID`) unless a path is below the workspace."""
+    if not _MOUNT_PATH.fullmatch(path) or any(part in (".", "..") for part in path.split("/")):
+        what = f"mount_path must be {WORKSPACE}/ and up to 8 names of A-Z a-z 0-9 . _ -, not {_shown(path)!r}"
+        raise Invalid("RESOURCE_INVALID", what, mount_path=_shown(path))
+
+
+def check_apart(paths: Sequence[str]) -> None:
+    """Raises Invalid (`RESOURCE_INVALID`) when a path is, or is below, another one."""
+    for path, after in itertools.pairwise(sorted(path + "/" for path in paths)):
         if after.startswith(path):
             raise Invalid("RESOURCE_INVALID", f"two resources want {path[:-1]}", mount_path=path[:-1])
+
+
+def read_path(path: str) -> str:
+    """Returns the path of what is to be listed or read. Raises Invalid (`ARGUMENT_INVALID`)."""
+    if path and (not path.startswith("/") or "\0" in path or len(path.encode()) > MAX_PATH_BYTES):
+        what = f"path must be absolute, with at most {MAX_PATH_BYTES} bytes, not {_shown(path)!r}"
+        raise Invalid("ARGUMENT_INVALID", what, field="path")
+    return path or WORKSPACE
 
 
 class Epochs:

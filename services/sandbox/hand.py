@@ -2,18 +2,23 @@
 
 A backend is a folder under `hands/` with `make(HandSettings) -> Hand` and `KEYS`, the keys of a recipe that it alone
 understands, in its `__init__.py`; nothing else names it.
-Errors are `ServiceError`s. A failing tool is a value, never an error.
+Errors are `ServiceError`s. A failing tool is a value, never an error. Longer than a module should be: whoever makes a
+backend reads this and nothing else.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 WORKSPACE = "/workspace"
+MAX_ARCHIVE_BYTES = 1 << 20
+MAX_EXPANDED_BYTES = 64 << 20  # of an archive
+MAX_ENTRIES = 10_000  # of an archive
+MAX_PACKED_ENTRIES = 200_000
 NO_NETWORK = "none"
 
 
@@ -83,6 +88,44 @@ class File:
     path: str  # absolute
     content: bytes
     mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A tar, tar.gz or zip to unpack into a directory. What it may hold is said in `runner/archives.py`."""
+
+    path: str  # absolute
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """A file whose content comes piece by piece. It is there when all of it has come, or not at all."""
+
+    path: str  # absolute
+    opened: Callable[[], AsyncGenerator[bytes, None]]
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A workspace as `Hand.pack` gave it."""
+
+    opened: Callable[[], AsyncGenerator[bytes, None]]
+    limit_bytes: int  # when it is unpacked
+
+
+Content = File | Archive | Streamed | Packed
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """A regular file of a sandbox. `stamp` is another one whenever the file has changed; nothing else is in it."""
+
+    path: str  # absolute
+    size: int
+    modify_time_ns: int  # Unix time
+    stamp: str
 
 
 @dataclass(frozen=True)
@@ -173,7 +216,7 @@ class Hand(Protocol):
         """
         ...
 
-    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """Makes a sandbox with files in it, and returns when it can execute.
 
         Idempotent by `labels.request_id` unless that is empty: a second call, also one at the same time, also after a
@@ -183,7 +226,7 @@ class Hand(Protocol):
         """
         ...
 
-    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """Gives a free sandbox, one that was made with `labels.pool`, to an owner, and puts files into it.
 
         It gets the labels, but keeps its id. The change of owner is one step in what the hand keeps: whatever ends
@@ -196,8 +239,35 @@ class Hand(Protocol):
         """
         ...
 
-    async def put(self, sandbox_id: str, files: Sequence[File]) -> None:
-        """Writes files, and makes their directories. Raises Invalid (`RESOURCE_INVALID`)."""
+    async def put(self, sandbox_id: str, files: Sequence[Content]) -> None:
+        """Writes files, and makes their directories. Raises Invalid (`RESOURCE_INVALID`).
+
+        An archive is refused before anything of it is written. Content that comes in pieces is never held as a whole.
+        What its `opened` raises is raised.
+        """
+        ...
+
+    async def files(self, sandbox_id: str, path: str) -> tuple[tuple[FileInfo, ...], bool]:
+        """Lists the regular files below an absolute path, or the one that it is, in the order of their paths.
+
+        At most 1,000; the flag says whether there are more. Links are neither listed nor followed below the path.
+        Raises Gone (`FILE_NOT_FOUND`).
+        """
+        ...
+
+    def read_file(self, sandbox_id: str, path: str, offset: int = 0) -> AsyncGenerator[bytes, None]:
+        """Yields a regular file from an offset on, in pieces of at most 64 KiB: what the tools can read, and no more.
+
+        Raises Gone (`FILE_NOT_FOUND`).
+        """
+        ...
+
+    def pack(self, sandbox_id: str, leave_out: Sequence[str] = ()) -> AsyncGenerator[bytes, None]:
+        """Yields the workspace for `Packed`: files, directories, modes, times, symbolic and hard links.
+
+        `leave_out` are absolute paths of what stays out of it. Raises Invalid (`RESOURCE_INVALID`) for what cannot be
+        read, and for a file that changes its size meanwhile.
+        """
         ...
 
     async def plant(self, sandbox_id: str, path: str, tree: Path) -> None:

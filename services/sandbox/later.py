@@ -17,15 +17,6 @@ def _later(method: str) -> Unimplemented:
 class Later(SandboxServiceServicer):
     """Answers for what later issues build."""
 
-    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
-        raise _later("ListFiles")
-
-    def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.ReadFileResponse]:
-        raise _later("ReadFile")
-
-    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
-        raise _later("Checkpoint")
-
     async def Transfer(self, request: pb.TransferRequest, context: Context) -> pb.TransferResponse:
         raise _later("Transfer")
 

@@ -18,7 +18,7 @@ from services.kit.logs import Log
 from services.sandbox import pool_core
 from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
-from services.sandbox.hand import File, Hand, Labels, Recipe, SandboxInfo
+from services.sandbox.hand import Content, Hand, Labels, Recipe, SandboxInfo
 from services.sandbox.runner_archive import archive
 
 LOOK_SECONDS = 30.0  # between two looks at what is free
@@ -59,7 +59,7 @@ class Pools:
         pool = self._pools.get(environment)
         return 0 if pool is None else len(pool.free)
 
-    async def claim(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo | None:
+    async def claim(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo | None:
         """Gives a free sandbox of the recipe to an owner; None when there is none that is well.
 
         Raises as `Hand.claim` does for what is wrong with the request.

@@ -27,6 +27,8 @@ _KINDS: Mapping[str, type[ServiceError]] = {
     "TOOL_INPUT_INVALID": Invalid,
     "ID_INVALID": Invalid,
     "ARGUMENT_INVALID": Invalid,
+    "RESOURCE_INVALID": Invalid,
+    "FILE_NOT_FOUND": Gone,
 }
 
 
@@ -60,7 +62,7 @@ class Runners:
         try:
             line, data = await self._asked(socket, json.dumps(request).encode("ascii") + b"\n", until)
             while data:
-                answer = _said(data)
+                answer = said(data)
                 if "chunk" not in answer:  # the last of this answer
                     self._keep(socket, line)
                     line = None
@@ -187,7 +189,8 @@ async def _connected(socket: Path, until: float) -> _Line:
     return line
 
 
-def _said(line: bytes) -> dict[str, Any]:
+def said(line: bytes) -> dict[str, Any]:
+    """Reads an answer. Raises what the runner refuses with, and ValueError for what is no answer."""
     answer = json.loads(line)
     if not isinstance(answer, dict):
         raise ValueError("no object")

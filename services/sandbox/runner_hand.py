@@ -16,6 +16,7 @@ from services.kit.logs import Log
 from services.sandbox.hand import (
     WORKSPACE,
     Chunk,
+    Content,
     ExecutionInfo,
     File,
     Labels,
@@ -27,10 +28,11 @@ from services.sandbox.hand import (
 )
 from services.sandbox.records import Facts, Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
+from services.sandbox.runner_files import SOCKET as SOCKET
+from services.sandbox.runner_files import RunnerFiles
 from services.sandbox.seeds_copy import copy
 from services.sandbox.tools import NAMES
 
-SOCKET = "runner.sock"
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
 PING_SECONDS = 1.0  # a free sandbox that has not answered by then is given to nobody
@@ -88,7 +90,7 @@ class Place(Protocol):
         ...
 
 
-class RunnerHand:
+class RunnerHand(RunnerFiles):
     """A `Hand` (see there) over a place and the folder of its records."""
 
     def __init__(self, place: Place, records: Records) -> None:
@@ -110,11 +112,11 @@ class RunnerHand:
         await self._place.check(recipe)
         await self._place.prepare(recipe)
 
-    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+    async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """See `Hand.provision`."""
         return await self._once(labels, lambda: self._make(recipe, labels, files))
 
-    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[File] = ()) -> SandboxInfo:
+    async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """See `Hand.claim`."""
         return await self._once(labels, lambda: self._take(sandbox_id, labels, files))
 
@@ -144,7 +146,7 @@ class RunnerHand:
             await self._remove(found)
         return await make()
 
-    async def _take(self, sandbox_id: str, labels: Labels, files: Sequence[File]) -> SandboxInfo:
+    async def _take(self, sandbox_id: str, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
         free: Record | None = await self._record(sandbox_id)
         if free is not None and free.info.labels.pool:
             await self._pinged(free)
@@ -165,7 +167,7 @@ class RunnerHand:
         except Unreachable:
             raise _gone(record.sandbox_id) from None
 
-    async def _fill(self, record: Record, files: Sequence[File]) -> None:
+    async def _fill(self, record: Record, files: Sequence[Content]) -> None:
         """Puts files into a sandbox that was claimed, and finishes it."""
         self._unfinished.add(record.sandbox_id)
         try:
@@ -177,7 +179,7 @@ class RunnerHand:
         finally:
             self._unfinished.discard(record.sandbox_id)
 
-    async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[File]) -> SandboxInfo:
+    async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
         unenforced = await self._place.check(recipe)
         await self._place.prepare(recipe)
         info = SandboxInfo(labels, self._place.name, recipe.tools or NAMES, recipe.limits.seconds)
@@ -212,12 +214,15 @@ class RunnerHand:
                 raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def put(self, sandbox_id: str, files: Sequence[File]) -> None:
+    async def put(self, sandbox_id: str, files: Sequence[Content]) -> None:
         """See `Hand.put`."""
         await self._put(await self._record(sandbox_id), files)
 
-    async def _put(self, record: Record, files: Sequence[File]) -> None:
+    async def _put(self, record: Record, files: Sequence[Content]) -> None:
         for file in files:
+            if not isinstance(file, File):
+                await self._send(record, file)
+                continue
             path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
             given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
             result = await self._run(record, Order(mint("put"), "_put", given, "", PUT_SECONDS))

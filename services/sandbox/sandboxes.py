@@ -1,10 +1,15 @@
-"""What the service does: makes sandboxes by recipe, runs tools in them, keeps the old harness out."""
+"""What the service does: makes sandboxes by recipe, runs tools in them, keeps the old harness out.
+
+Longer than a module should be: a short method for each call of the contract.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from services.kit.errors import Gone, Invalid, ServiceError
@@ -13,12 +18,24 @@ from services.kit.logs import Log
 from services.sandbox import core
 from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
-from services.sandbox.hand import Chunk, ExecutionInfo, File, Hand, Labels, Recipe, Result, SandboxInfo
+from services.sandbox.hand import (
+    Chunk,
+    ExecutionInfo,
+    FileInfo,
+    Hand,
+    Labels,
+    Recipe,
+    Result,
+    SandboxInfo,
+)
+from services.sandbox.mounts import Mounts
 from services.sandbox.pool import Pools
+from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool, offered
 
+OUTPUTS = "/workspace/outputs"  # by convention what an agent has made for people
 _log = Log("services.sandbox.sandboxes")
 
 
@@ -33,6 +50,19 @@ class Call:
     seconds: float | None = None
     epoch: int = 0
     attach_only: bool = False
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A sandbox as it was asked for."""
+
+    environment: str = ""
+    session_id: str = ""
+    hand: str = ""
+    request_id: str = ""
+    epoch: int = 0
+    resources: tuple[Resource, ...] = ()
+    checkpoint_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,46 +87,58 @@ class Sandboxes:
     """The sandboxes of all backends."""
 
     def __init__(
-        self, backends: Backends, environments: Environments, pools: Pools | None = None, *, planting: Planting
+        self,
+        backends: Backends,
+        environments: Environments,
+        pools: Pools | None = None,
+        resources: Resources | None = None,
+        *,
+        planting: Planting,
     ) -> None:
         """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
         self._planting = planting
         self._backends = backends
         self._environments = environments
         self._pools = pools or Pools(backends, environments)  # which gives nothing away unless somebody runs it
+        self._resources = resources or Resources(None, Mounts(backends.state_dir / "mounts"))
         self._epochs = core.Epochs()
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
-    async def provision(
-        self,
-        environment: str,
-        session_id: str,
-        hand: str,
-        request_id: str,
-        epoch: int,
-        files: Sequence[File],
-        repositories: Sequence[Repository] = (),
-    ) -> SandboxInfo:
-        """Makes a sandbox. Raises as `Hand.provision` and `Planting.plant` do, and `ENVIRONMENT_UNKNOWN`,
-        `EPOCH_STALE`."""
-        recipe = self._environments.recipe(environment)
-        core.check_files([*files, *(File(it.path, b"") for it in repositories)])
-        self._planting.check(repositories)
-        self._epochs.admit(session_id, epoch)
+    async def provision(self, wanted: Wanted, tenant: str | None = None) -> SandboxInfo:
+        """Makes a sandbox. Raises as `Hand.provision` and `Planting.plant` do, `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`.
+
+        `tenant` is the caller's, None for one of the mesh.
+        """
+        recipe = self._environments.recipe(wanted.environment)
+        load = await self._resources.load(
+            wanted.resources, wanted.session_id, tenant, recipe.limits.disk_bytes, wanted.checkpoint_id
+        )
+        self._planting.check(load.repositories)
+        self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
-        labels = Labels(mint("sbx"), recipe.name, time.time(), session_id, hand, request_id)
-        preparing = asyncio.create_task(self._planting.prepare(repositories))
+        labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
+        preparing = asyncio.create_task(self._planting.prepare(load.repositories))
         try:
-            info = await self._pools.claim(recipe, labels, files)
+            info = await self._pools.claim(recipe, labels, load.contents)
             if info is None:
-                info = await backend.provision(recipe, labels, files)
+                info = await backend.provision(recipe, labels, load.contents)
             self._backends.remember(backend, info)
-            if repositories:
-                await self._plant(backend, info.labels.sandbox_id, repositories, preparing)
+            if load.repositories:
+                await self._plant(backend, info.labels.sandbox_id, load.repositories, preparing)
+            await self._mount(backend, info, load)
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
         return info
+
+    async def _mount(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
+        """Mounts memory stores. A sandbox that did not get them is not kept for nobody to find."""
+        try:
+            await self._resources.mount(hand, info.labels.sandbox_id, load)
+        except BaseException:
+            if not info.labels.request_id:  # with one, the caller asks again and gets it, and then its mounts
+                await asyncio.shield(self.release(info.labels.sandbox_id))
+            raise
 
     async def _plant(
         self, hand: Hand, sandbox_id: str, repositories: Sequence[Repository], preparing: asyncio.Task[None]
@@ -125,7 +167,7 @@ class Sandboxes:
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         try:
-            result = await hand.run(call.sandbox_id, order)
+            result = await self._resources.synced(hand, call.sandbox_id, await hand.run(call.sandbox_id, order))
         except asyncio.CancelledError:
             if not call.execution_id:
                 self._kill(hand, call.sandbox_id, id)
@@ -146,7 +188,7 @@ class Sandboxes:
     async def _result(self, hand: Hand, sandbox_id: str, execution_id: str) -> Result:
         async for said in hand.follow(sandbox_id, execution_id):
             if isinstance(said, Result):
-                return said
+                return await self._resources.synced(hand, sandbox_id, said)
         raise Gone("EXECUTION_UNKNOWN", "the execution has no result", execution_id=execution_id)
 
     def _kill(self, hand: Hand, sandbox_id: str, execution_id: str) -> None:
@@ -179,23 +221,51 @@ class Sandboxes:
         hand, _ = await self._backends.find(sandbox_id)
         return await hand.executions(sandbox_id)
 
-    async def put(
-        self, sandbox_id: str, files: Sequence[File], epoch: int, repositories: Sequence[Repository] = ()
-    ) -> None:
-        """Puts files and repositories into a sandbox."""
-        core.check_files([*files, *(File(it.path, b"") for it in repositories)])
-        self._planting.check(repositories)
+    async def put(self, sandbox_id: str, resources: Sequence[Resource], epoch: int, tenant: str | None = None) -> None:
+        """Puts resources into a sandbox."""
+        hand, info = await self._backends.find(sandbox_id)
+        load = await self._resources.load(resources, info.labels.session_id, tenant, 0)
+        self._planting.check(load.repositories)
+        self._epochs.admit(info.labels.session_id, epoch)
+        await hand.put(sandbox_id, load.contents)
+        await self._planting.plant(hand, sandbox_id, load.repositories)
+        await self._resources.mount(hand, sandbox_id, load)
+
+    async def checkpoint(self, sandbox_id: str, epoch: int, tenant: str | None = None) -> str:
+        """Keeps a workspace as a blob of the session that owns the sandbox; returns its id."""
         hand, info = await self._backends.find(sandbox_id)
         self._epochs.admit(info.labels.session_id, epoch)
-        await hand.put(sandbox_id, files)
-        await self._planting.plant(hand, sandbox_id, repositories)
+        return await self._resources.checkpoint(hand, info, tenant)
+
+    async def files(self, sandbox_id: str, path: str) -> tuple[tuple[FileInfo, ...], bool]:
+        """Lists files, and says whether there are more. Outputs that nobody has made yet are none."""
+        hand, _ = await self._backends.find(sandbox_id)
+        try:
+            return await hand.files(sandbox_id, core.read_path(path))
+        except Gone as error:
+            if error.reason == "FILE_NOT_FOUND" and path.rstrip("/") == OUTPUTS:
+                return (), False
+            raise
+
+    async def read_file(self, sandbox_id: str, path: str, offset: int) -> AsyncGenerator[bytes, None]:
+        """Yields a file from an offset on."""
+        hand, _ = await self._backends.find(sandbox_id)
+        if offset < 0:
+            raise Invalid("ARGUMENT_INVALID", f"offset is negative: {offset}", field="offset")
+        async with aclosing(hand.read_file(sandbox_id, core.read_path(path), offset)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def release(self, sandbox_id: str) -> None:
-        """Destroys a sandbox. Idempotent."""
+        """Destroys a sandbox, once what its tools have left in memory stores is written. Idempotent."""
+        if self._resources.has_mounts(sandbox_id):
+            with contextlib.suppress(Gone):
+                await self._resources.release((await self._backends.find(sandbox_id))[0], sandbox_id)
         for hand in self._backends.with_state():
             await hand.release(sandbox_id)
         self._planting.forget(sandbox_id)
         self._backends.forget(sandbox_id)  # at the end: until then somebody may find it
+        self._resources.forget(sandbox_id)
 
     async def tools_of(self, sandbox_id: str) -> Toolbox:
         """Lists a sandbox's tools."""

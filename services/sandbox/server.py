@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
-from handmesh.sandbox.v1 import tool_pb2
-from services.kit.errors import Invalid, Unimplemented
 from services.kit.guard import Context
-from services.sandbox.hand import Chunk, ExecutionInfo, File, Result, SandboxInfo
+from services.kit.identity import current as caller
+from services.sandbox import messages
+from services.sandbox.hand import Chunk
 from services.sandbox.later import Later
-from services.sandbox.sandboxes import Call, Sandboxes
-from services.sandbox.seeds_rules import Repository
-from services.sandbox.tools import Tool
+from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
 class SandboxServicer(Later):
@@ -24,17 +22,17 @@ class SandboxServicer(Later):
         self._sandboxes = sandboxes
 
     async def Provision(self, request: pb.ProvisionRequest, context: Context) -> pb.ProvisionResponse:
-        if request.checkpoint_id:
-            raise Unimplemented("UNIMPLEMENTED", "starting from a checkpoint is not built yet")
-        info = await self._sandboxes.provision(
+        wanted = Wanted(
             request.environment,
             request.session_id,
             request.hand,
             request.request_id,
             request.epoch,
-            *_resources(request.resources),
+            tuple(messages.resource(it) for it in request.resources),
+            request.checkpoint_id,
         )
-        return pb.ProvisionResponse(sandbox=_sandbox(info))
+        info = await self._sandboxes.provision(wanted, caller().tenant)
+        return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         call = Call(
@@ -46,7 +44,7 @@ class SandboxServicer(Later):
             request.epoch,
             request.attach_only,
         )
-        return pb.ExecuteResponse(result=_result(await self._sandboxes.execute(call)))
+        return pb.ExecuteResponse(result=messages.result(await self._sandboxes.execute(call)))
 
     async def WatchExecution(
         self, request: pb.WatchExecutionRequest, context: Context
@@ -57,16 +55,16 @@ class SandboxServicer(Later):
                 offset = said.next_offset
                 yield pb.WatchExecutionResponse(chunk=said.text, next_offset=offset)
             else:
-                yield pb.WatchExecutionResponse(result=_result(said), next_offset=offset)
+                yield pb.WatchExecutionResponse(result=messages.result(said), next_offset=offset)
 
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
-        _needed(request.execution_id)
+        messages.needed(request.execution_id)
         await self._sandboxes.cancel(request.sandbox_id, request.execution_id, request.epoch)
         return pb.CancelExecutionResponse()
 
     async def ListExecutions(self, request: pb.ListExecutionsRequest, context: Context) -> pb.ListExecutionsResponse:
         known = await self._sandboxes.executions(request.sandbox_id)
-        return pb.ListExecutionsResponse(executions=[_execution(execution) for execution in known])
+        return pb.ListExecutionsResponse(executions=[messages.execution(execution) for execution in known])
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         if request.WhichOneof("of") == "sandbox_id":
@@ -74,12 +72,12 @@ class SandboxServicer(Later):
         else:
             found = self._sandboxes.tools_by_environment(request.environment)
         return pb.ListToolsResponse(
-            tools=_tools(found.tools), environment=found.environment, environment_description=found.description
+            tools=messages.tools(found.tools), environment=found.environment, environment_description=found.description
         )
 
     async def ListSandboxes(self, request: pb.ListSandboxesRequest, context: Context) -> pb.ListSandboxesResponse:
         found = await self._sandboxes.living(request.session_id)
-        return pb.ListSandboxesResponse(sandboxes=[_sandbox(info) for info in found])
+        return pb.ListSandboxesResponse(sandboxes=[messages.sandbox(info) for info in found])
 
     async def ListEnvironments(
         self, request: pb.ListEnvironmentsRequest, context: Context
@@ -96,86 +94,21 @@ class SandboxServicer(Later):
         await self._sandboxes.release(request.sandbox_id)
         return pb.ReleaseResponse()
 
+    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
+        found, more = await self._sandboxes.files(request.sandbox_id, request.path)
+        return pb.ListFilesResponse(files=map(messages.file_info, found), truncated=more)
+
+    async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.ReadFileResponse]:
+        pieces = self._sandboxes.read_file(request.sandbox_id, request.path, request.offset)
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield pb.ReadFileResponse(chunk=piece)
+
     async def PutResources(self, request: pb.PutResourcesRequest, context: Context) -> pb.PutResourcesResponse:
-        files, repositories = _resources(request.resources)
-        await self._sandboxes.put(request.sandbox_id, files, request.epoch, repositories)
+        resources = [messages.resource(it) for it in request.resources]
+        await self._sandboxes.put(request.sandbox_id, resources, request.epoch, caller().tenant)
         return pb.PutResourcesResponse()
 
-
-def _needed(execution_id: str) -> None:
-    if not execution_id:
-        raise Invalid("ID_INVALID", "execution_id is empty", field="execution_id")
-
-
-def _resources(resources: Iterable[pb.Resource]) -> tuple[list[File], list[Repository]]:
-    files, repositories = [], []
-    for resource in resources:
-        if resource.WhichOneof("source") == "git_repository":
-            said = resource.git_repository
-            repositories.append(Repository(resource.mount_path, said.url, said.ref))
-        else:
-            files.append(_file(resource))
-    return files, repositories
-
-
-def _file(resource: pb.Resource) -> File:
-    match resource.WhichOneof("source"):
-        case "file":
-            mode = 0o755 if resource.file.executable else 0o644
-            return File(resource.mount_path, resource.file.content, mode)
-        case "log_view":
-            return File(resource.mount_path, resource.log_view.json_lines, 0o444)
-        case None:
-            raise Invalid("RESOURCE_INVALID", "a resource says nothing", mount_path=resource.mount_path[:200])
-        case kind:
-            raise Unimplemented("UNIMPLEMENTED", f"resources of the kind {kind} are not built yet")
-
-
-def _sandbox(info: SandboxInfo) -> pb.Sandbox:
-    labels = info.labels
-    sandbox = pb.Sandbox(
-        sandbox_id=labels.sandbox_id,
-        environment=labels.environment,
-        backend=info.backend,
-        session_id=labels.session_id,
-        hand=labels.hand,
-        request_id=labels.request_id,
-        generation=labels.generation,
-        unenforced_limits=info.unenforced_limits,
-        pooled=bool(labels.pool),
-    )
-    sandbox.create_time.FromNanoseconds(int(labels.create_time * 1e9))
-    return sandbox
-
-
-def _execution(known: ExecutionInfo) -> pb.Execution:
-    execution = pb.Execution(execution_id=known.execution_id, name=known.name, running=known.outcome is None)
-    if known.outcome is not None:
-        execution.outcome = tool_pb2.ToolOutcome.Value(f"TOOL_OUTCOME_{known.outcome.name}")
-    execution.start_time.FromNanoseconds(int(known.start_time * 1e9))
-    return execution
-
-
-def _result(result: Result) -> tool_pb2.ToolResult:
-    return tool_pb2.ToolResult(
-        output=result.text,
-        outcome=tool_pb2.ToolOutcome.Value(f"TOOL_OUTCOME_{result.outcome.name}"),
-        content_json=result.content_json,
-        truncated=result.truncated,
-        exit_code=result.exit_code,
-        signal=result.signal,
-        spill_path=result.spill_path,
-    )
-
-
-def _tools(tools: Iterable[Tool]) -> list[tool_pb2.Tool]:
-    return [
-        tool_pb2.Tool(
-            name=tool.name,
-            description=tool.description,
-            input_schema_json=json.dumps(tool.input_schema),
-            idempotent=tool.idempotent,
-            read_only=tool.read_only,
-        )
-        for tool in tools
-    ]
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
+        kept = await self._sandboxes.checkpoint(request.sandbox_id, request.epoch, caller().tenant)
+        return pb.CheckpointResponse(checkpoint_id=kept)

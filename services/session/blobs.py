@@ -81,15 +81,18 @@ class Blobs:
             if not self._uploads[session_id]:
                 del self._uploads[session_id]
 
+    async def find(self, session_id: str, blob_id: str, tenant: str | None) -> BlobRef:
+        """Says what a blob is. Raises Gone (`BLOB_NOT_FOUND`)."""
+        await self._writer.current(session_id, tenant)
+        return _ref(await self._named(session_id, blob_id))
+
     async def download(
         self, session_id: str, blob_id: str, offset: int, length: int, tenant: str | None
     ) -> AsyncIterator[bytes]:
         """Yields a range of a blob, in pieces of at most `SEND_BYTES`; a length of 0 means all (see `DownloadBlob`)."""
         core.check_range(offset, length)
         await self._writer.current(session_id, tenant)
-        blob = (await self._catalog(session_id))[0].get(blob_id)
-        if blob is None:
-            raise _missing(blob_id, "no such blob in this session")
+        blob = await self._named(session_id, blob_id)
         end = min(blob.size, offset + length) if length else blob.size
         async for piece in read(self._objects, session_id, blob.object_id, offset, end):
             for start in range(0, len(piece), SEND_BYTES):
@@ -177,6 +180,12 @@ class Blobs:
             if await self._registry.swap(BUCKET, session_id, text, revision):
                 return blob
         raise Unavailable("LOG_UNAVAILABLE", "too many others keep blobs in the session", retry_after=0.2)
+
+    async def _named(self, session_id: str, blob_id: str) -> Blob:
+        blob = (await self._catalog(session_id))[0].get(blob_id)
+        if blob is None:
+            raise _missing(blob_id, "no such blob in this session")
+        return blob
 
     async def _catalog(self, session_id: str) -> tuple[dict[str, Blob], int]:
         entry = await self._registry.get(BUCKET, session_id)

@@ -82,6 +82,8 @@ class MemoryServicer(MemoryServiceServicer):
     async def _whose(self, context: Context) -> tuple[str | None, str]:
         """Says whose stores the caller reaches, and for which session it acts. Raises for a grant that is void."""
         grant = grant_of(context)
+        if caller().kind == "sandbox":  # it says for whom; without, there is nothing that it reaches
+            return caller().tenant or "", caller().session_id
         if caller().tenant is not None or not grant:
             return caller().tenant, ""
         granted = await self._grants.check(grant)

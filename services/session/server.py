@@ -230,6 +230,8 @@ class SessionServicer(SessionServiceServicer):
     async def DownloadBlob(
         self, request: pb.DownloadBlobRequest, context: Context
     ) -> AsyncIterator[pb.DownloadBlobResponse]:
+        found = await self._parts.blobs.find(request.session_id, request.blob_id, caller().tenant)
+        yield pb.DownloadBlobResponse(blob=found)
         async for piece in self._parts.blobs.download(
             request.session_id, request.blob_id, request.offset, request.length, caller().tenant
         ):

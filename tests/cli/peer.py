@@ -17,6 +17,7 @@ from google.rpc.status_pb2 import Status
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from handmesh.harness.v1 import harness_pb2, harness_pb2_grpc
+from handmesh.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from handmesh.session.v1 import event_pb2, session_pb2, session_pb2_grpc
 
 KEY = "hmk_test"
@@ -27,7 +28,11 @@ Item = event_pb2.Event | session_pb2.Preview
 Brain = Callable[["Peer", str, int], None]
 
 
-class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServiceServicer):
+class Peer(
+    session_pb2_grpc.SessionServiceServicer,
+    harness_pb2_grpc.HarnessServiceServicer,
+    sandbox_pb2_grpc.SandboxServiceServicer,
+):
     """The services. `items` holds, by session, all that watchers see: events and previews, in order."""
 
     def __init__(self, port: int = 0) -> None:
@@ -38,6 +43,8 @@ class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServ
         self.blobs: dict[tuple[str, str], tuple[event_pb2.BlobRef, bytes]] = {}  # by session and blob
         self.break_after: list[int] = []  # so many items, and a watch is broken; one entry for each break
         self.on_watch: Callable[[], Any] = lambda: None
+        self.sandboxes: list[sandbox_pb2.Sandbox] = []
+        self.files: dict[tuple[str, str], bytes] = {}  # by sandbox and path
         self.woken: list[str] = []
         self.archived: set[str] = set()
         self.watches = 0
@@ -46,6 +53,7 @@ class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServ
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
         session_pb2_grpc.add_SessionServiceServicer_to_server(self, self._server)
         harness_pb2_grpc.add_HarnessServiceServicer_to_server(self, self._server)
+        sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(self, self._server)
         healthy = health.HealthServicer()
         healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(healthy, self._server)
@@ -187,6 +195,29 @@ class Peer(session_pb2_grpc.SessionServiceServicer, harness_pb2_grpc.HarnessServ
             self.items[session_id] = list(events)
             self.configs[session_id] = getattr(request, "config", None)
         return self._session(session_id)
+
+    def ListSandboxes(self, request, context):
+        self._known("", context)
+        mine = [sandbox for sandbox in self.sandboxes if request.session_id in ("", sandbox.session_id)]
+        return sandbox_pb2.ListSandboxesResponse(sandboxes=mine)
+
+    def ListFiles(self, request, context):
+        self._known("", context)
+        below = (request.path or "/workspace") + "/"
+        there = [
+            sandbox_pb2.FileInfo(path=path, size=len(content))
+            for (sandbox_id, path), content in sorted(self.files.items())
+            if sandbox_id == request.sandbox_id and path.startswith(below)
+        ]
+        return sandbox_pb2.ListFilesResponse(files=there[:PAGE], truncated=len(there) > PAGE)
+
+    def ReadFile(self, request, context) -> Iterator[sandbox_pb2.ReadFileResponse]:
+        self._known("", context)
+        content = self.files.get((request.sandbox_id, request.path))
+        if content is None:
+            refuse(context, "NOT_FOUND", "FILE_NOT_FOUND", "no such file")
+        for at in range(request.offset, len(content), 4):
+            yield sandbox_pb2.ReadFileResponse(chunk=content[at : at + 4])
 
     def GetEvents(self, request, context):
         log = self.events(self._known(request.session_id, context))

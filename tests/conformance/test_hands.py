@@ -16,10 +16,11 @@ from services.sandbox import backends, hands
 from services.sandbox.hand import Hand, HandSettings, Recipe
 
 pytest.register_assert_rewrite(
-    "services.sandbox.conformance", "services.sandbox.tools_conformance"
+    "services.sandbox.conformance", "services.sandbox.conformance_files", "services.sandbox.tools_conformance"
 )  # a failed check then shows its values
 
 from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
+from services.sandbox.conformance_files import CHECKS as FILE_CHECKS  # noqa: E402
 from services.sandbox.tools_conformance import CHECKS as TOOL_CHECKS  # noqa: E402
 
 DOCUMENTED = "unshare"  # the example of docs/hands.md
@@ -44,7 +45,8 @@ def _write_documented(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _name(check: Callable[[Stand], Awaitable[None]]) -> str:
-    return check.__name__ if check in CHECKS else check.__name__.replace("check", "tool_check")
+    kind = "check" if check in CHECKS else "file_check" if check in FILE_CHECKS else "tool_check"
+    return check.__name__.replace("check", kind, 1)
 
 
 def _processes(text: str) -> list[str]:
@@ -96,7 +98,7 @@ async def stand(
     await it.hand.close()
 
 
-@pytest.mark.parametrize("check", (*CHECKS, *TOOL_CHECKS), ids=_name)
+@pytest.mark.parametrize("check", (*CHECKS, *FILE_CHECKS, *TOOL_CHECKS), ids=_name)
 @pytest.mark.parametrize("stand", _hands(), indirect=True)
 async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
     """The hand keeps what the port promises; each check states its rule in its docstring."""

@@ -153,12 +153,12 @@ def test_schemas_are_such_as_the_models_api_takes(tool: Any) -> None:
 def test_resources_go_under_the_workspace_only(path: str) -> None:
     """One spelling is right, all others are refused, so nothing of ours can be shadowed."""
     with pytest.raises(Invalid, match="RESOURCE_INVALID"):
-        core.check_files([File(path, b"")])
+        core.check_contents([File(path, b"")])
 
 
 def test_resources_have_a_size_and_a_place_of_their_own() -> None:
     """A file over the limit, one path twice and one under another are refused; neighbours are not."""
-    core.check_files(
+    core.check_contents(
         [File("/workspace/a", b"x" * core.MAX_FILE_BYTES), File("/workspace/a-b", b""), File("/workspace/b/a", b"")]
     )
     for files in (
@@ -167,7 +167,7 @@ def test_resources_have_a_size_and_a_place_of_their_own() -> None:
         [File("/workspace/a/b", b""), File("/workspace/a-c", b""), File("/workspace/a", b"")],
     ):
         with pytest.raises(Invalid, match="RESOURCE_INVALID"):
-            core.check_files(files)
+            core.check_contents(files)
 
 
 def test_an_older_epoch_is_refused() -> None:

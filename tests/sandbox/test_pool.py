@@ -20,7 +20,7 @@ from services.sandbox.environments import BUILT_IN, Environments, with_default_p
 from services.sandbox.hand import File, HandSettings, SandboxInfo
 from services.sandbox.pool import Pools
 from services.sandbox.records import Records
-from services.sandbox.sandboxes import Call, Sandboxes
+from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 from tests.support.git import planting
 
 SIZE = 3
@@ -43,7 +43,7 @@ class Stand:
 
     async def provision(self, request_id: str = "", session_id: str = "", *files: File) -> SandboxInfo:
         """Asks for a sandbox."""
-        return await self.sandboxes.provision("process", session_id, "main", request_id, 0, files)
+        return await self.sandboxes.provision(Wanted("process", session_id, "main", request_id, resources=tuple(files)))
 
     async def filled(self, size: int = SIZE) -> set[str]:
         """Waits until the pool is full, and returns the ids of what is free."""
@@ -221,9 +221,8 @@ async def test_a_pool_that_cannot_be_filled_waits_longer_and_longer(
     running = asyncio.create_task(pools.run())
     await until(lambda: len(failures) > 2)
     with pytest.raises(Refused):
-        await Sandboxes(backends, environments(), pools, planting=planting(tmp_path)).provision(
-            "process", "", "", "", 0, []
-        )
+        wanted = Wanted("process")
+        await Sandboxes(backends, environments(), pools, planting=planting(tmp_path)).provision(wanted)
     running.cancel()
     assert failures[:3] == [1, 2, 3]
     await asyncio.wait({running})

@@ -25,7 +25,7 @@ from services.sandbox.environments import BUILT_IN
 from services.sandbox.hand import ExecutionInfo, HandSettings, Labels, Outcome
 from services.sandbox.reaper import Reaper
 from services.sandbox.reaper_core import MISSING_SECONDS, Fate, Judge, idle_since
-from services.sandbox.sandboxes import Call, Sandboxes
+from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 from services.sandbox.session_client import SessionClient
 from tests.sandbox.service_process import Service
 from tests.session.running import make_settings, running
@@ -115,7 +115,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def made(sandboxes: Sandboxes, session_id: str = "") -> str:
     """Makes a sandbox."""
-    return (await sandboxes.provision("process", session_id, "", "", 0, [])).labels.sandbox_id
+    return (await sandboxes.provision(Wanted("process", session_id))).labels.sandbox_id
 
 
 async def gone(sandboxes: Sandboxes, sandbox_id: str) -> None:

@@ -17,7 +17,7 @@ from services.kit.ids import mint
 from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
 from services.sandbox.hand import Hand, HandSettings, Labels, Limits, Order, Recipe, Result
-from services.sandbox.sandboxes import Call, Sandboxes
+from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 from services.sandbox.seeds import Seeds
 from services.sandbox.seeds_pins import Pin
 from services.sandbox.seeds_planting import Planting
@@ -193,8 +193,8 @@ class Service:
 
     async def provision(self, request_id: str = "", path: str = APP, ref: str = "", url: str = "") -> str:
         """Makes a sandbox with the repository in it."""
-        wanted = [Repository(path, url or self.upstream.url, ref)]
-        made = await self.sandboxes.provision("", "", "", request_id, 0, (), wanted)
+        wanted = Wanted(request_id=request_id, resources=(Repository(path, url or self.upstream.url, ref),))
+        made = await self.sandboxes.provision(wanted)
         return made.labels.sandbox_id
 
     async def run(self, sandbox_id: str, command: str) -> str:
@@ -238,7 +238,7 @@ async def test_a_repeated_request_gets_the_same_repository(service: Service, tmp
     assert [again, later, await restarted.provision("r1")] == [first, first, first]
     assert await restarted.run(first, "cat README; ls") == "mine\nREADME"
     with pytest.raises(Invalid, match="another repository"):
-        await restarted.sandboxes.put(first, (), 0, [Repository(APP, service.upstream.url, "v1")])
+        await restarted.sandboxes.put(first, [Repository(APP, service.upstream.url, "v1")], 0)
     await restarted.backends.close()
 
 
@@ -246,7 +246,7 @@ async def test_a_repeated_request_gets_the_same_repository(service: Service, tmp
 async def test_a_repository_comes_into_a_sandbox_that_runs_and_its_seed_is_free_in_the_end(service: Service) -> None:
     """A sandbox of a pool gets one too. A seed is held while a sandbox shows it, also one that has died."""
     sandbox = await service.provision(path="/workspace/first")
-    await service.sandboxes.put(sandbox, (), 0, [Repository(APP, service.upstream.url)])
+    await service.sandboxes.put(sandbox, [Repository(APP, service.upstream.url)], 0)
     assert await service.run(sandbox, "git log --format=%s; ls ../first") == "README\nREADME"
     await service.sandboxes.tidy()
     assert len(service.seeds.pins.held()) == 1

@@ -290,12 +290,8 @@ async def test_what_is_not_built_says_so(stub: Any) -> None:
     """Every later method of the contract answers UNIMPLEMENTED, streams too."""
     sandbox, session = mint("sbx"), mint("sess")
     for call in (
-        stub.ListFiles(pb.ListFilesRequest(sandbox_id=sandbox)),
-        stub.ReadFile(pb.ReadFileRequest(sandbox_id=sandbox)),
-        stub.Checkpoint(pb.CheckpointRequest(sandbox_id=sandbox)),
         stub.Transfer(pb.TransferRequest(sandbox_id=sandbox, to_session_id=session)),
         stub.ConnectHand(pb.ConnectHandRequest(name="x")),
         stub.ReportExecution(pb.ReportExecutionRequest(sandbox_id=sandbox, execution_id="x")),
-        stub.Provision(pb.ProvisionRequest(checkpoint_id=mint("cp"))),
     ):
         await refused(call, "UNIMPLEMENTED", "UNIMPLEMENTED")

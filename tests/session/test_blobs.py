@@ -14,6 +14,7 @@ import pytest
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.event_pb2 import BlobRef
 from services.kit import ids
+from services.kit.identity import TENANT_KEY
 from services.session import blobs_core as core
 from services.session.blobs import SEND_BYTES
 from services.session.objects import CHUNK_BYTES
@@ -247,7 +248,9 @@ async def test_whose_blobs_they_are(service: Service) -> None:
     problem = await refusal(service.client.DownloadBlob(request))
     assert (problem.code, problem.reason) == ("NOT_FOUND", "BLOB_NOT_FOUND")
     assert problem.metadata == {"blob_id": blob.blob_id}
-    assert (await refusal(service.sandbox.UploadBlob(requests(session, b"x")))).code == "PERMISSION_DENIED"
+    acting = ((TENANT_KEY, "another"),)
+    refused = await refusal(service.sandbox.UploadBlob(requests(session, b"x"), metadata=acting))
+    assert refused.reason == "SESSION_NOT_FOUND"
 
 
 async def test_a_session_that_has_ended_takes_no_blobs(service: Service) -> None:

@@ -60,10 +60,10 @@ class MemoryLog:
         """Returns what the events of one kind say."""
         return [getattr(event, kind) for event in self.events if event.WhichOneof("kind") == kind]
 
-    async def add(self, event: Event) -> None:
+    async def add(self, *events: Event) -> None:
         """Appends as a client or as another harness does."""
         async with self._news:
-            self._append([event], 0)
+            self._append(events, 0)
             self._news.notify_all()
 
     async def follow(self, start_position: int) -> AsyncIterator[Page]:

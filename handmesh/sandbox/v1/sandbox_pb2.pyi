@@ -51,7 +51,9 @@ class ProvisionRequest(message.Message):
     hand: builtins.str
     """The hand's name in the session, for people to read."""
     checkpoint_id: builtins.str
-    """Starts the workspace from a checkpoint."""
+    """Starts the workspace from a checkpoint: a blob of the session `session_id`.
+    Resources come on top of it.
+    """
     @builtins.property
     def resources(self) -> containers.RepeatedCompositeFieldContainer[Resource]:
         """What to put into the sandbox before it is ready."""
@@ -196,8 +198,9 @@ class Archive(message.Message):
 
     CONTENT_FIELD_NUMBER: builtins.int
     content: builtins.bytes
-    """A tar (also gzipped) or zip, at most 1 MiB. Links, devices and paths that
-    leave the mount path are refused.
+    """A tar (also gzipped) or zip, at most 1 MiB, of at most 10,000 files and
+    directories and 64 MiB when it is expanded. Links, devices, paths that
+    leave the mount path and two entries for one path are refused.
     """
     def __init__(
         self,
@@ -212,7 +215,7 @@ class Archive(message.Message):
 
 @typing.final
 class BlobSource(message.Message):
-    """A blob of the session, written as a file."""
+    """A blob of the session that owns the sandbox, written as a file."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -236,7 +239,12 @@ class BlobSource(message.Message):
 
 @typing.final
 class MemoryMount(message.Message):
-    """A memory store, as a directory."""
+    """A memory store, as a directory: at most 1,000 files and 64 MiB. What tools
+    change in it is written to the store before the result of their execution is
+    returned. A file that changed on both sides is kept twice: the store's under
+    its name, the sandbox's as `<name>.conflict-<n>`. What others write to the
+    store meanwhile is not fetched.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -245,7 +253,9 @@ class MemoryMount(message.Message):
     memory_store_id: builtins.str
     """The store."""
     read_only: builtins.bool
-    """Whether the sandbox may only read it."""
+    """Whether the sandbox may only read it: its files are not writable, and
+    nothing is ever written to the store.
+    """
     def __init__(
         self,
         *,
@@ -923,6 +933,9 @@ class ListFilesResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     FILES_FIELD_NUMBER: builtins.int
+    TRUNCATED_FIELD_NUMBER: builtins.int
+    truncated: builtins.bool
+    """Whether there are more."""
     @builtins.property
     def files(self) -> containers.RepeatedCompositeFieldContainer[FileInfo]:
         """The files, by path; at most 1,000."""
@@ -931,10 +944,11 @@ class ListFilesResponse(message.Message):
         self,
         *,
         files: abc.Iterable[FileInfo] | None = ...,
+        truncated: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["files", b"files", "truncated", b"truncated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1023,16 +1037,20 @@ class CheckpointRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     SANDBOX_ID_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """The sandbox."""
+    epoch: builtins.int
+    """The caller's epoch, as in `ExecuteRequest`."""
     def __init__(
         self,
         *,
         sandbox_id: builtins.str = ...,
+        epoch: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "sandbox_id", b"sandbox_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -154,6 +154,8 @@ class SandboxServiceServicer:
         resource that cannot be put where it should go (`RESOURCE_INVALID`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
         * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
+        * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
+        the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
         * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
         asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
         """
@@ -254,7 +256,8 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListFiles(self, request, context):
-        """Lists the files under a path of the sandbox.
+        """Lists the regular files under a path of the sandbox, of any depth, as its
+        tools see it. Links are neither listed nor followed.
 
         * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
         """
@@ -263,7 +266,8 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReadFile(self, request, context):
-        """Sends a file of the sandbox, in chunks of at most 64 KiB.
+        """Sends a regular file of the sandbox, in chunks of at most 64 KiB: what its
+        tools can read, and no more.
 
         * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
         """
@@ -272,9 +276,16 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoint(self, request, context):
-        """Keeps a workspace as a checkpoint that `Provision` can start from.
+        """Keeps a workspace as a checkpoint that `Provision` can start from, on any
+        backend: a blob of the session that owns the sandbox. Mounted memory stores
+        stay out of it.
 
         * `NOT_FOUND`: `SANDBOX_GONE`.
+        * `INVALID_ARGUMENT`: no session owns the sandbox (`ARGUMENT_INVALID`), or a
+        file cannot be read or changed meanwhile (`RESOURCE_INVALID`).
+        * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+        * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+        * `UNAVAILABLE`: the session service (`SESSION_UNAVAILABLE`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -55,6 +55,8 @@ class SandboxServiceStub:
       resource that cannot be put where it should go (`RESOURCE_INVALID`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
     * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
+    * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
+      the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
     * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
       asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
     """
@@ -112,19 +114,28 @@ class SandboxServiceStub:
     * `INVALID_ARGUMENT`: `RESOURCE_INVALID`.
     """
     ListFiles: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListFilesRequest, _sandbox_pb2.ListFilesResponse]
-    """Lists the files under a path of the sandbox.
+    """Lists the regular files under a path of the sandbox, of any depth, as its
+    tools see it. Links are neither listed nor followed.
 
     * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
     """
     ReadFile: _grpc.UnaryStreamMultiCallable[_sandbox_pb2.ReadFileRequest, _sandbox_pb2.ReadFileResponse]
-    """Sends a file of the sandbox, in chunks of at most 64 KiB.
+    """Sends a regular file of the sandbox, in chunks of at most 64 KiB: what its
+    tools can read, and no more.
 
     * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
     """
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.CheckpointRequest, _sandbox_pb2.CheckpointResponse]
-    """Keeps a workspace as a checkpoint that `Provision` can start from.
+    """Keeps a workspace as a checkpoint that `Provision` can start from, on any
+    backend: a blob of the session that owns the sandbox. Mounted memory stores
+    stay out of it.
 
     * `NOT_FOUND`: `SANDBOX_GONE`.
+    * `INVALID_ARGUMENT`: no session owns the sandbox (`ARGUMENT_INVALID`), or a
+      file cannot be read or changed meanwhile (`RESOURCE_INVALID`).
+    * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+    * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+    * `UNAVAILABLE`: the session service (`SESSION_UNAVAILABLE`).
     """
     Transfer: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.TransferRequest, _sandbox_pb2.TransferResponse]
     """Gives a sandbox to another session. A compare-and-set on its generation:
@@ -173,6 +184,8 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
       resource that cannot be put where it should go (`RESOURCE_INVALID`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
     * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
+    * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
+      the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
     * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
       asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
     """
@@ -230,19 +243,28 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     * `INVALID_ARGUMENT`: `RESOURCE_INVALID`.
     """
     ListFiles: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListFilesRequest, _sandbox_pb2.ListFilesResponse]  # type: ignore[assignment]
-    """Lists the files under a path of the sandbox.
+    """Lists the regular files under a path of the sandbox, of any depth, as its
+    tools see it. Links are neither listed nor followed.
 
     * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
     """
     ReadFile: _aio.UnaryStreamMultiCallable[_sandbox_pb2.ReadFileRequest, _sandbox_pb2.ReadFileResponse]  # type: ignore[assignment]
-    """Sends a file of the sandbox, in chunks of at most 64 KiB.
+    """Sends a regular file of the sandbox, in chunks of at most 64 KiB: what its
+    tools can read, and no more.
 
     * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
     """
     Checkpoint: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.CheckpointRequest, _sandbox_pb2.CheckpointResponse]  # type: ignore[assignment]
-    """Keeps a workspace as a checkpoint that `Provision` can start from.
+    """Keeps a workspace as a checkpoint that `Provision` can start from, on any
+    backend: a blob of the session that owns the sandbox. Mounted memory stores
+    stay out of it.
 
     * `NOT_FOUND`: `SANDBOX_GONE`.
+    * `INVALID_ARGUMENT`: no session owns the sandbox (`ARGUMENT_INVALID`), or a
+      file cannot be read or changed meanwhile (`RESOURCE_INVALID`).
+    * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+    * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+    * `UNAVAILABLE`: the session service (`SESSION_UNAVAILABLE`).
     """
     Transfer: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.TransferRequest, _sandbox_pb2.TransferResponse]  # type: ignore[assignment]
     """Gives a sandbox to another session. A compare-and-set on its generation:
@@ -294,6 +316,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
           resource that cannot be put where it should go (`RESOURCE_INVALID`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
         * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
+        * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
+          the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
         * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
           asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
         """
@@ -411,7 +435,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.ListFilesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.ListFilesResponse, _abc.Awaitable[_sandbox_pb2.ListFilesResponse]]:
-        """Lists the files under a path of the sandbox.
+        """Lists the regular files under a path of the sandbox, of any depth, as its
+        tools see it. Links are neither listed nor followed.
 
         * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
         """
@@ -422,7 +447,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.ReadFileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sandbox_pb2.ReadFileResponse], _abc.AsyncIterator[_sandbox_pb2.ReadFileResponse]]:
-        """Sends a file of the sandbox, in chunks of at most 64 KiB.
+        """Sends a regular file of the sandbox, in chunks of at most 64 KiB: what its
+        tools can read, and no more.
 
         * `NOT_FOUND`: `SANDBOX_GONE`, `FILE_NOT_FOUND`.
         """
@@ -433,9 +459,16 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.CheckpointRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.CheckpointResponse, _abc.Awaitable[_sandbox_pb2.CheckpointResponse]]:
-        """Keeps a workspace as a checkpoint that `Provision` can start from.
+        """Keeps a workspace as a checkpoint that `Provision` can start from, on any
+        backend: a blob of the session that owns the sandbox. Mounted memory stores
+        stay out of it.
 
         * `NOT_FOUND`: `SANDBOX_GONE`.
+        * `INVALID_ARGUMENT`: no session owns the sandbox (`ARGUMENT_INVALID`), or a
+          file cannot be read or changed meanwhile (`RESOURCE_INVALID`).
+        * `RESOURCE_EXHAUSTED`: over the session's quota (`BLOB_QUOTA`).
+        * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+        * `UNAVAILABLE`: the session service (`SESSION_UNAVAILABLE`).
         """
 
     @_abc_1.abstractmethod

@@ -1589,16 +1589,22 @@ class DownloadBlobResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     CHUNK_FIELD_NUMBER: builtins.int
+    BLOB_FIELD_NUMBER: builtins.int
     chunk: builtins.bytes
     """The next bytes."""
+    @builtins.property
+    def blob(self) -> event_pb2.BlobRef:
+        """What the blob is. In the first message only, which has no bytes."""
+
     def __init__(
         self,
         *,
         chunk: builtins.bytes = ...,
+        blob: event_pb2.BlobRef | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["blob", b"blob"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["blob", b"blob", "chunk", b"chunk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING
 
 from . import processes, shell
 from .problem import Problem
-from .spare import FILE_TOOLS, Nest, Spare
+from .spare import FILE_TOOLS, Nest, Spare, guest
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
+    from typing import Any
 
     from .config import Config
     from .execution import Execution
 
 MAX_RUNNING = 128
-MAX_TRIES = 20  # to start an execution whose process is killed before it begins
+MAX_GUESTS = 32  # transfers at once
 _SWEEP_SECONDS = 0.01  # between two looks at what killed processes are left
 _SPARE_SECONDS = 0.02  # after a start, in which most executions end: a spare is cheaper then, see `Spare`
 
@@ -33,6 +35,7 @@ class Children:
         self._changed = changed
         self._live: list[Execution] = []
         self._spares: dict[bool, Spare] = {}  # by whether it is a shell
+        self._guests: set[int] = set()  # processes of transfers: of no execution, and no strays
         self._spares_due = 0.0  # monotonic
         self._marks = 0
         self._state = shell.fresh(config.workspace)
@@ -95,6 +98,18 @@ class Children:
         processes.kill(spare.pid)
         spare.drop()
 
+    def check_guest(self) -> None:
+        """Raises Problem when there is no room for another transfer."""
+        if len(self._guests) >= MAX_GUESTS:
+            raise Problem("FULL", f"{MAX_GUESTS} transfers are running")
+
+    def host(self, caller: socket.socket, request: dict[str, Any]) -> None:
+        """Starts a process that answers a caller by a transfer. Without one to be had, the caller is hung up on."""
+        try:
+            self._guests.add(guest(self._nest, caller, request))
+        except OSError:
+            self._sweep()
+
     def turn(self) -> None:
         """Does what is due: collects the dead, enforces deadlines, ends what has ended, makes spares."""
         self._reap()
@@ -155,6 +170,7 @@ class Children:
             _, status = os.waitpid(ended.si_pid, 0)
             if ended.si_pid in first:
                 self._ended(first[ended.si_pid], status)
+            self._guests.discard(ended.si_pid)
             for kind, spare in list(self._spares.items()):
                 if spare.pid == ended.si_pid:
                     self._spares.pop(kind).drop()
@@ -162,11 +178,9 @@ class Children:
     def _ended(self, run: Execution, status: int) -> None:
         run.exited(status)
         self._unlisten(run)
-        if run.stopped is None and not run.begun():
+        if run.stopped is None and not run.begun() and time.monotonic() < run.until:
             run.take_back()
             try:
-                if run.tries >= MAX_TRIES:
-                    raise Problem("FULL", "no process of the sandbox came as far as to begin")
                 self._launch(run)
             except Problem as problem:
                 self._live.remove(run)
@@ -176,13 +190,13 @@ class Children:
     def _sweep(self) -> bool:
         """Kills whatever belongs to no running execution. True when nothing is left."""
         running = [run for run in self._live if run.running]
-        known = {run.pid for run in running} | {spare.pid for spare in self._spares.values()}
+        known = {run.pid for run in running} | {spare.pid for spare in self._spares.values()} | self._guests
         if processes.only_children(self._below, known):
             return True
         marks = {run.mark for run in running}
         if not processes.strays(known, marks):
             return True
-        if not running and os.getpid() == 1:
+        if not running and not self._guests and os.getpid() == 1:
             processes.kill(-1)  # the spares too: at once, also what forks faster than it can be found
             for spare in self._spares.values():
                 spare.drop()

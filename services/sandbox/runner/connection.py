@@ -59,6 +59,14 @@ class Connection:
         self.following, self._offset = run, offset
         self.pump()
 
+    def release(self) -> socket.socket:
+        """Lets go of the caller's socket, which is somebody else's from now on, and is not here any more."""
+        self._selector.unregister(self._caller)
+        caller, self._caller = self._caller, socket.socket()
+        self._caller.close()
+        self._gone(self)
+        return caller
+
     def pump(self) -> None:
         """Says what there is to say of the execution that it follows, as far as the caller takes it."""
         run = self.following

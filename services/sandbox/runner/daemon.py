@@ -118,6 +118,7 @@ class Daemon:
             "follow": self._follow,
             "cancel": self._cancel,
             "list": self._list,
+            "transfer": self._transfer,
         }
         operation = operations.get(request.get("op", ""))
         if operation is None:
@@ -201,6 +202,12 @@ class Daemon:
             for run in self._executions.values()
         ]
         connection.say({"executions": known})
+
+    def _transfer(self, connection: Connection, request: dict[str, Any]) -> None:
+        """Gives the caller a child of its own, see `transfers`."""
+        self._children.check_guest()
+        with connection.release() as caller:
+            self._children.host(caller, request)
 
 
 def _checked_id(request: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ class Execution:
         `oom` are the files that count what the kernel has killed for want of memory.
         """
         self.order = order
-        self.tries = 0  # processes that it was given
+        self.until = 0.0  # monotonic; when its time is up
         self.folder = os.path.join(config.records, str(number))
         self.output_path = os.path.join(self.folder, "output")
         self.started_at = time.time()
@@ -66,12 +66,12 @@ class Execution:
         content = {"name": order.name, "input": order.input}
         text = order.input["command"].encode("utf-8") if ready.is_shell else json.dumps(content).encode("ascii")
         self._oom_kills = processes.oom_kills(self._oom)
-        self.tries += 1
         if not ready.give(text):
             return False
         self._output = self._output or Output(self.output_path, config.output_text_bytes, config.output_file_bytes)
         self.pid, self.pipe, self.mark, self._side = ready.pid, ready.pipe, ready.mark, ready.side
-        self.deadline = time.monotonic() + order.timeout
+        self.until = self.until or time.monotonic() + order.timeout  # also of one that has to start again
+        self.deadline = self.until
         return True
 
     @property

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any, NamedTuple
 
+from . import tree
+
 MAX_READ_BYTES = 256 << 10
 MAX_IMAGE_BYTES = (5 << 20) // 4 * 3  # the model's API takes 5 MiB of base64
 MAX_DOCUMENT_BYTES = 5 << 20  # base64 of it must fit into one message of the mesh
@@ -141,10 +143,8 @@ def edit(workspace: str, given: dict[str, Any]) -> Answer:
 
 def put(workspace: str, given: dict[str, Any]) -> Answer:
     """Writes bytes that the service brought."""
-    path = absolute(workspace, given["path"])
-    store(path, base64.b64decode(given["data"]))
-    os.chmod(path, given["mode"])
-    return Answer(path)
+    tree.replace(workspace, given["path"], given["mode"], [base64.b64decode(given["data"])])
+    return Answer(given["path"])
 
 
 def absolute(workspace: str, path: str) -> str:

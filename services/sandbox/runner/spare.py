@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from . import files, processes, search, seedling, shell
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from .config import Config
@@ -26,6 +27,7 @@ _F_SETPIPE_SZ = 1031
 _F_ADD_SEALS, _F_SEAL_SEAL, _F_SEAL_SHRINK = 1033, 1, 2
 _SIGNALS = (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM, signal.SIGINT)
 _CPU_SECONDS = 30  # of a file tool: a regular expression can take for ever
+_GUEST_CPU_SECONDS = 120  # of a transfer
 
 FILE_TOOLS: dict[str, Callable[[str, dict[str, Any]], files.Answer]] = {
     "read": files.read,
@@ -221,3 +223,20 @@ def _be_file_tool(nest: Nest, env: dict[str, str]) -> None:
     while data:
         data = data[os.write(shell.SIDE_FD, data) :]
     os._exit(1 if answer["failed"] else 0)
+
+
+def guest(nest: Nest, caller: socket.socket, request: dict[str, Any]) -> int:
+    """Makes a process that serves a transfer, and returns its number. Raises OSError when none can be made."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        from . import transfers
+
+        transfers.load(request["do"])  # now, while what the runner lies in can be read
+        null = nest.null
+        _prepare(nest, {0: null, 1: null, 2: null, shell.GO_FD: caller.fileno()})
+        resource.setrlimit(resource.RLIMIT_CPU, (_GUEST_CPU_SECONDS, _GUEST_CPU_SECONDS))
+        transfers.serve(shell.GO_FD, nest.config.workspace, request)
+    finally:
+        os._exit(0)  # what went wrong, the caller sees from a connection that ends

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 from services.harness.core import CallStarted, EndReason, ToolCall, ToolResult, ToolSpec
 from services.harness.loops.messages.budgets import before_any_step, before_asking, before_calling, runs_out
@@ -117,6 +118,7 @@ class Rest:
 
 Deed = AskConfirmation | AskClient | LookUpTools | RunCalls | AskModel  # what a budget may stand in the way of
 Action = Deed | EndTurn | FinishCall | Settle | Pause | Rest
+ACTIONS: tuple[type[Action], ...] = get_args(Action)
 
 
 def decide(state: State, now: float) -> Action:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import assert_never
+from typing import Any, assert_never, get_args
 
 from services.harness.core import (
     CallFinished,
@@ -138,45 +138,46 @@ class State:
 
 def fold(state: State, fact: Fact) -> State:
     """Adds one fact to what is known. Costs the same however long the log is."""
-    used = _timed(state.used, fact) if fact.time else state.used
-    state = replace(state, head=fact.position, used=used)
+    now: dict[str, Any] = {"head": fact.position}  # what changes with every fact: a copy of the state is what costs
+    if fact.time:
+        now["used"] = _timed(state.used, fact)
     match fact:
         case Started(config=config):
-            return replace(state, config=config)
+            return replace(state, **now, config=config)
         case Configured(config=config):
-            return _configured(state, config)
+            return _configured(replace(state, **now, paused=""), config)
         case Message(position=position):
-            return replace(state, message=position, conversation=Link(fact, state.conversation))
+            return replace(state, **now, message=position, conversation=Link(fact, state.conversation))
         case Interrupt(position=position):
-            return replace(state, interrupt=position if state.turn_open else 0)
+            return replace(state, **now, interrupt=position if state.turn_open else 0)
         case Woke(position=position):
-            return replace(state, epoch=position)
+            return replace(state, **now, epoch=position)
         case Offered(hand=hand):
-            return replace(state, offers={**state.offers, hand: fact})
+            return replace(state, **now, offers={**state.offers, hand: fact})
         case Replied():
-            return _replied(state, fact)
+            return _replied(replace(state, **now), fact)
         case Provisioned(hand=hand, generation=generation):
             made = {**state.generations, hand: generation}
-            return replace(state, sandboxes={**state.sandboxes, hand: fact}, generations=made)
+            return replace(state, **now, sandboxes={**state.sandboxes, hand: fact}, generations=made)
         case Detached(sandbox_id=sandbox_id):
             left = {hand: made for hand, made in state.sandboxes.items() if made.sandbox_id != sandbox_id}
-            return replace(state, sandboxes=left)
+            return replace(state, **now, sandboxes=left)
         case Retry():
-            return retried(state, fact)
+            return retried(replace(state, **now), fact)
         case Rendered(source_sha256=source, content=content):
-            return replace(state, renditions={**state.renditions, source: content})
+            return replace(state, **now, renditions={**state.renditions, source: content})
         case Ended(read=read):
-            return _turned(state, read)
+            return _turned(replace(state, **now), read)
         case Paused(budget=budget):
-            return replace(state, paused=budget or "?")
+            return replace(state, **now, paused=budget or "?")
         case SessionOver():
-            return replace(state, over=True)
+            return replace(state, **now, over=True)
         case Unknown(kind=kind):
-            return replace(state, unknown=kind or "?")
+            return replace(state, **now, unknown=kind or "?")
         case Other():
-            return state
+            return replace(state, **now)
         case CallStarted() | CallFinished() | ConfirmationAsked() | Confirmed() | CustomAsked() | CustomAnswered():
-            return _called(state, fact)
+            return _called(replace(state, **now), fact)
         case _:
             assert_never(fact)
 
@@ -191,26 +192,28 @@ def retried(state: State, fact: Retry) -> State:
     return replace(state, retry=fact, plainness=shown)
 
 
-def fold_all(facts: Iterable[Fact]) -> State:
-    """Folds a whole log."""
-    state = State()
+def fold_all(facts: Iterable[Fact], state: State | None = None) -> State:
+    """Folds a whole log, or its rest onto what the part before it says."""
+    state = state or State()
     for fact in facts:
         state = fold(state, fact)
     return state
+
+
+_WORK = (*get_args(Step), Paused)
 
 
 def _timed(used: Used, fact: Fact) -> Used:
     """Counts the time between two events of one harness: what lies before a harness wakes was nobody's work."""
     if isinstance(fact, Woke):
         return replace(used, busy_since=fact.time)
-    if not isinstance(fact, Step | Paused) or not used.busy_since:
+    if not used.busy_since or not isinstance(fact, _WORK):
         return used
     return replace(used, worked=used.worked + max(0.0, fact.time - used.busy_since), busy_since=fact.time)
 
 
 def _configured(state: State, config: Config) -> State:
     """Takes a new configuration at once when no turn is open, else at its end; budgets at once."""
-    state = replace(state, paused="")
     if state.turn_open:
         return replace(state, config=replace(state.config, budgets=config.budgets), next_config=config)
     return _under(config, state)
@@ -237,9 +240,9 @@ def _replied(state: State, reply: Replied) -> State:
 def _turned(state: State, read: int) -> State:
     used = replace(state.used, turns=state.used.turns + 1, model_calls=0, in_turn=NO_USAGE)
     settled, shown = max(state.settled, read), Plainness(state.plainness.plain, state.plainness.short)
-    ended = replace(state, settled=settled, used=used, retry=None, paused="", plainness=shown)
-    if settled >= state.interrupt or not ended.turn_open:
-        ended = replace(ended, interrupt=0)
+    over = settled >= state.interrupt or state.message <= settled
+    interrupt = 0 if over else state.interrupt
+    ended = replace(state, settled=settled, used=used, retry=None, paused="", interrupt=interrupt, plainness=shown)
     return ended if ended.next_config is None else _under(ended.next_config, ended)
 
 

@@ -50,6 +50,7 @@ class Image:
     """
 
     base: str
+    base_id: str  # stands for the base's content, under whatever name
     digest: str
     volumes: tuple[str, ...]
 
@@ -57,6 +58,11 @@ class Image:
     def name(self) -> str:
         """The image's name at the engine."""
         return f"{REPOSITORY}:{self.digest}" if self.digest else self.base
+
+    @property
+    def content(self) -> str:
+        """What stands for all that is in it."""
+        return self.digest or self.base_id
 
     @property
     def builder(self) -> str:
@@ -80,7 +86,7 @@ class Images:
         found = await self._engine.ask(lambda client: _inspect(client, base), base)
         derived = recipe.packages or recipe.setup
         digest = content_digest(found["Id"], recipe) if derived else ""
-        image = Image(base, digest, tuple(sorted(found["Config"].get("Volumes") or ())))
+        image = Image(base, found["Id"], digest, tuple(sorted(found["Config"].get("Volumes") or ())))
         moment, failure = self._failed.get(image.name, (0.0, None))
         if failure is not None and time.monotonic() < moment + FAILED_SECONDS:
             raise failure

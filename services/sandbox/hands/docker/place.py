@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 from services.kit.errors import Unavailable
 from services.sandbox.hand import WORKSPACE, Recipe
 from services.sandbox.hands.docker import profile
+from services.sandbox.hands.docker.contents import BASH, Looks
 from services.sandbox.hands.docker.engine import BACKEND, Engine, remove, state, unavailable
 from services.sandbox.hands.docker.images import Image, Images
+from services.sandbox.hands.docker.interpreter import Interpreter
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import NAME, archive
 from services.sandbox.seeds_mount import mount
+from services.sandbox.tools import NAMES
 
 if TYPE_CHECKING:
     import docker
@@ -37,6 +40,8 @@ class Containers:
         self._engine = Engine(host)
         self._owner = hashlib.sha256(str(state_dir.absolute()).encode()).hexdigest()[:16]
         self._images = Images(self._engine, self._owner)
+        self._looks = Looks(self._engine, self._owner)
+        self._interpreter = Interpreter(state_dir / "python")
         self._found: dict[str, Image] = {}  # by environment, as the last check has found it
         self._info: dict[str, Any] = {}  # once the engine has said it
 
@@ -58,7 +63,18 @@ class Containers:
 
     async def prepare(self, recipe: Recipe) -> None:
         """See `Place.prepare`."""
-        await self._images.prepare(recipe, self._found[recipe.name])
+        image = self._found[recipe.name]
+        await self._images.prepare(recipe, image)
+        await self._shown_python(image)
+        if "bash" in (recipe.tools or NAMES) and not (await self._looks.of(image)).bash:
+            raise unavailable(
+                f"the image {image.name} has no {BASH}: use an image that has it, or leave `bash` out of the "
+                "environment's tools"
+            )
+
+    async def _shown_python(self, image: Image) -> Path | None:
+        """Returns the folder with the Python to show to sandboxes of an image. None for one that has its own."""
+        return None if (await self._looks.of(image)).python else (await self._interpreter.folder()).absolute()
 
     async def boot(self, record: Record, recipe: Recipe) -> Facts:
         """See `Place.boot`."""
@@ -68,11 +84,12 @@ class Containers:
         told = {"owner": self._owner, "sandbox_id": labels.sandbox_id, "session_id": labels.session_id}
         told |= {"request_id": labels.request_id, "environment": labels.environment, "hand": labels.hand}
         image = self._found[recipe.name]
+        python = await self._shown_python(image)
 
         def start(client: docker.APIClient) -> None:
             made = client.create_container(
                 image.name,
-                entrypoint=profile.command(recipe),
+                entrypoint=profile.command(recipe, python),
                 command=[],
                 name=_name(record),
                 hostname="sandbox",
@@ -81,7 +98,7 @@ class Containers:
                 environment={"HOME": WORKSPACE},
                 labels={_LABEL + key: value for key, value in told.items()},
                 healthcheck={"Test": ["NONE"]},  # the image's own would run as root
-                host_config=profile.host_config(recipe, record.door.absolute(), image.volumes),
+                host_config=profile.host_config(recipe, record.door.absolute(), image.volumes, python),
             )
             client.start(made["Id"])
 
@@ -120,7 +137,7 @@ class Containers:
         except Unavailable:
             return "the engine does not answer"
         how = "was not made" if found is None else f"is {found['Status']}, exit code {found['ExitCode']}"
-        return f"its container {how}: the image needs python3 (3.8 or newer), the engine HANDMESH_STATE_DIR as its path"
+        return f"its container {how}: a python3 of the image must be 3.8 or newer, the engine see HANDMESH_STATE_DIR"
 
     async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
         """See `Place.tidy`."""

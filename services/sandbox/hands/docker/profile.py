@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.sandbox.hand import WORKSPACE, Limits, Recipe
+from services.sandbox.hands.docker import interpreter
 from services.sandbox.runner_archive import NAME, told
 from services.sandbox.runner_hand import SOCKET
 
@@ -34,8 +35,8 @@ _MASKED = [
 _READ_ONLY = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
-def command(recipe: Recipe) -> list[str]:
-    """Returns the container's process: the runner, from the mounted folder."""
+def command(recipe: Recipe, python: Path | None = None) -> list[str]:
+    """Returns the container's process: the runner, from the mounted folder, by the image's Python or a shown one."""
     config = told(
         recipe,
         workspace=WORKSPACE,
@@ -46,11 +47,18 @@ def command(recipe: Recipe) -> list[str]:
         oom_files=_OOM_FILES,
         rlimits={"fsize": recipe.limits.disk_bytes},
     )
-    return ["python3", "-I", "-S", "-B", f"{_DOOR}/{NAME}", config]
+    program = ["python3"] if python is None else interpreter.command()
+    return [*program, "-I", "-S", "-B", f"{_DOOR}/{NAME}", config]
 
 
-def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = ()) -> dict[str, Any]:
-    """Returns the engine's `HostConfig`, as its API names things. `volumes` are those that the image declares."""
+def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = (), python: Path | None = None) -> dict[str, Any]:
+    """Returns the engine's `HostConfig`, as its API names things. `volumes` are those that the image declares.
+
+    `python` is a folder of `interpreter.py` to show, for an image without one.
+    """
+    mounts: list[dict[str, Any]] = [{"Type": "bind", "Source": str(door), "Target": _DOOR}]  # `Binds` makes folders
+    if python is not None:
+        mounts.append({"Type": "bind", "Source": str(python), "Target": interpreter.SHOWN, "ReadOnly": True})
     limits = recipe.limits
     # What is written counts as memory: it comes on top, or a full workspace would leave the runner nothing to live on.
     memory = limits.memory_bytes + sum(_sizes(limits).values()) + _SHM_BYTES
@@ -71,7 +79,7 @@ def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = ()) -> dict
         "ShmSize": _SHM_BYTES,
         "OomScoreAdj": 500,
         "Tmpfs": _volumes(volumes) | _writable(limits),
-        "Mounts": [{"Type": "bind", "Source": str(door), "Target": _DOOR}],  # unlike `Binds` it makes no folder
+        "Mounts": mounts,
         "Ulimits": [
             {"Name": "nofile", "Soft": limits.open_files, "Hard": limits.open_files},
             {"Name": "core", "Soft": 0, "Hard": 0},

@@ -1,0 +1,43 @@
+"""How long a sleeping session of 1,000 events takes from a client's message to the model being asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from bench.brain.model import Plan
+from bench.brain.shown import Shown
+from bench.brain.world import World, p50, percentile, start
+from bench.figure import Figure
+
+EVENTS = 1_000
+WAKES = {"ci": 20, "full": 100}
+BOUND_MS = 40.0
+SLEEP_SECONDS = 0.05  # until its harness has let go of it
+WARM_UP = 5
+
+
+async def measure(size: str) -> AsyncIterator[Any]:
+    """Wakes a long session and a short one in turns."""
+    async with start() as world:
+        long, short = await world.session(), await world.session()
+        while not long.events() or long.events()[-1].position < EVENTS:
+            await world.turn(long, Plan("true"))
+        for _ in range(WARM_UP):
+            await world.turn(short, Plan())
+        taken: dict[str, list[float]] = {"long": [], "short": []}
+        for number in range(WAKES[size]):
+            for name, watch in (("long", long), ("short", short)):
+                await asyncio.sleep(SLEEP_SECONDS)
+                sent = await world.turn(watch, Plan(number=number * 2 + (name == "long")))
+                taken[name].append((await _asked(world, number * 2 + (name == "long")) - sent) / 1e6)
+        events = long.events()[-1].position
+    shown = {"events_at_last": events, "p95_ms": round(percentile(taken["long"], 95), 2)}
+    yield Figure("wake of a session of 1,000 events to the request", "ms", tuple(taken["long"]), BOUND_MS, more=shown)
+    yield Shown("wake of a session of some events to the request", {"p50_ms": round(p50(taken["short"]), 2)})
+
+
+async def _asked(world: World, number: int) -> int:
+    """Returns when the model was asked last by a plan of this number."""
+    return next(asked for found, asked, _ in reversed(await world.seen()) if found == number)
