@@ -30,7 +30,7 @@ class SlowLog(MemoryLog):
 
 
 async def asked_again(log: SlowLog, *steps: Any) -> asyncio.Task[Any]:
-    """Lets a session have a turn, then begins another one whose model answers at once, and HarnessWoke does not come."""
+    """Lets a session have a turn, then begins another; its model answers at once, and HarnessWoke does not come."""
     await make().run(log, ports(ScriptedModel(said())), "first", Told())
     log.gate.clear()
     await log.add(message("again", "m2"))
