@@ -36,10 +36,13 @@ class Previews:
             if not checked or now - checked > CHECK_SECONDS:
                 await self._check(session_id, epoch)
                 checked = now
+            if not request.previews:
+                continue  # it only opened the stream
             if request.ByteSize() > MAX_BYTES:
                 dropped += len(request.previews)
             else:
-                await self._watcher.show(session_id, request.previews)
+                request.epoch = epoch  # read from the first message only
+                await self._watcher.show(session_id, request)
         return dropped
 
     async def _check(self, session_id: str, epoch: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from handmesh.session.v1.event_pb2 import Event
-from handmesh.session.v1.session_pb2 import Preview, WatchEventsResponse
+from handmesh.session.v1.session_pb2 import Preview, PublishPreviewsRequest
 from services.kit.errors import Full, Gone, OutOfRange, Refused, Unavailable
 from services.session import codec
 from services.session.log import Log, Stop, StoredBatch, Wire
@@ -26,6 +26,9 @@ READ_SPAN = 512
 BUFFER_BYTES = 2 * 1024 * 1024  # of a watcher
 MAX_PREVIEWS = 1_000  # that wait for a watcher
 SLOW_SECONDS = 10.0  # for one message, while the buffer overflows
+_CLOSING = frozenset(
+    {"harness_woke", "retry_scheduled", "turn_ended", "session_ended"}
+)  # nobody goes on with a preview
 POLL_SECONDS = 10.0  # after which a watcher that hears nothing looks into the log
 
 
@@ -54,7 +57,9 @@ class _Watch:
     overflowed: bool = False
     batches: deque[StoredBatch] = field(default_factory=deque)
     size: int = 0
-    previews: deque[Preview] = field(default_factory=lambda: deque(maxlen=MAX_PREVIEWS))
+    previews: deque[tuple[int, Preview]] = field(default_factory=lambda: deque(maxlen=MAX_PREVIEWS))  # by epoch
+    epoch: int = 0  # of the newest harness that was passed on
+    shown: set[str] = field(default_factory=set)  # ids of events that are still to come, of which pieces were shown
     told: deque[str] = field(default_factory=lambda: deque(maxlen=256))  # ids of the newest events passed on
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -70,7 +75,8 @@ class _Watch:
         self.news.set()
 
     def hear_preview(self, data: bytes) -> None:
-        self.previews.extend(WatchEventsResponse.FromString(data).previews)
+        said = PublishPreviewsRequest.FromString(data)
+        self.previews.extend((said.epoch, piece) for piece in said.previews)
         self.news.set()
 
     def miss(self) -> None:
@@ -104,9 +110,25 @@ class _Watch:
         return self.take(found)
 
     def take_previews(self) -> list[Preview]:
-        pieces = [piece for piece in self.previews if piece.event_id not in self.told]
+        pieces = [piece for epoch, piece in self.previews if epoch >= self.epoch and piece.event_id not in self.told]
         self.previews.clear()
+        for piece in pieces:
+            (self.shown.discard if piece.discarded else self.shown.add)(piece.event_id)
         return pieces
+
+    def pass_on(self, events: Sequence[Event]) -> list[Preview]:
+        """Notes what is passed on; returns the end of previews whose event will not come: their harness has died."""
+        ids = [event.event_id for event in events]
+        self.told.extend(ids)
+        self.shown.difference_update(ids)
+        closing = [event for event in events if event.WhichOneof("kind") in _CLOSING]
+        if not closing:
+            return []
+        self.epoch = max(self.epoch, *(event.position for event in closing if event.HasField("harness_woke")), 0)
+        ended = [Preview(event_id=event_id, discarded=True) for event_id in sorted(self.shown)]
+        self.told.extend(self.shown)
+        self.shown.clear()
+        return ended
 
 
 class Watcher:
@@ -130,9 +152,9 @@ class Watcher:
         for watch in self._watches:
             watch.news.set()
 
-    async def show(self, session_id: str, previews: Sequence[Preview]) -> None:
-        """Shows previews to whoever watches the session with them."""
-        await self._wire.send(PREVIEW, session_id, WatchEventsResponse(previews=previews).SerializeToString())
+    async def show(self, session_id: str, said: PublishPreviewsRequest) -> None:
+        """Shows previews to whoever watches the session with them. `said` has the epoch of who sends them."""
+        await self._wire.send(PREVIEW, session_id, said.SerializeToString())
 
     async def watch(self, session_id: str, start: int, previews: bool) -> AsyncIterator[Seen]:
         """Yields the events from a position on, and goes on for ever. The first message comes at once, even empty.
@@ -177,9 +199,8 @@ class Watcher:
         if not data and watch.behind:
             watch.behind = False
             data = await self._read(session_id, watch) or watch.take_heard()
-        if watch.previewed and data:
-            watch.told.extend(event.event_id for event in codec.unseal(data))
-        pieces = watch.take_previews()
+        ended = watch.pass_on(codec.unseal(data)) if watch.previewed and data else []
+        pieces = ended + watch.take_previews()
         return Seen(data, pieces, watch.last) if data or pieces else None
 
     async def _read(self, session_id: str, watch: _Watch) -> bytes:

@@ -26,6 +26,7 @@ class Watch:
     def __init__(self, stub: Any, session: str, start: int = 1, previews: bool = False) -> None:
         self.positions: list[int] = []
         self.seen: list[tuple[str, str]] = []
+        self.discarded: list[str] = []
         self.call = stub.WatchEvents(pb.WatchEventsRequest(session_id=session, start_position=start, previews=previews))
 
     async def read(self) -> pb.WatchEventsResponse:
@@ -34,6 +35,7 @@ class Watch:
             answer = await self.call.read()
         assert answer is not grpc.aio.EOF
         self.seen += [("preview", piece.text) for piece in answer.previews]
+        self.discarded += [piece.event_id for piece in answer.previews if piece.discarded]
         self.seen += [("event", event.event_id) for event in answer.events]
         self.positions += [event.position for event in answer.events]
         return answer
@@ -284,6 +286,29 @@ async def test_previews_never_follow_their_event(service: Service) -> None:
     while ("preview", "next") not in watch.seen:
         await watch.read()
     assert watch.seen == [("event", "reply-1"), ("preview", "next")]
+    watch.call.cancel()
+
+
+async def test_previews_of_a_harness_that_died_are_discarded(service: Service) -> None:
+    """Another harness takes over: its watcher is told once that the event will not come; late pieces are dropped."""
+    session = await service.create(message())
+    epoch, _ = await service.wake(session)
+    watch = Watch(service.client, session, epoch + 1, previews=True)
+    await watch.read()
+
+    async def pieces(epoch: int, event_id: str) -> AsyncIterator[pb.PublishPreviewsRequest]:
+        yield pb.PublishPreviewsRequest(session_id=session, epoch=epoch, previews=[piece(event_id, event_id)])
+
+    await service.harness.PublishPreviews(pieces(epoch, "reply-1"))
+    while ("preview", "reply-1") not in watch.seen:
+        await watch.read()
+    later, _ = await service.wake(session)
+    await service.harness.PublishPreviews(pieces(later, "reply-1"))
+    await service.harness.PublishPreviews(pieces(later, "reply-2"))
+    while ("preview", "reply-2") not in watch.seen:
+        await watch.read()
+    assert [text for kind, text in watch.seen if kind == "preview"] == ["reply-1", "", "reply-2"]
+    assert watch.discarded == ["reply-1"]
     watch.call.cancel()
 
 
