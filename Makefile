@@ -46,7 +46,7 @@ test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is
 
 .PHONY: drill
 drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 15 minutes)
-	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills tests/sandbox/attacks $(ARGS)
+	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills tests/sandbox/attacks tests/conformance/test_hands.py $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs
@@ -101,6 +101,10 @@ bench-hands: setup ## Measure sandboxes alone, at full size (some minutes); ARGS
 .PHONY: bench-ttft
 bench-ttft: setup ## Measure the time to the first token, coupled and decoupled, at full size (some 15 minutes)
 	@$(PY) -m bench ttft --size full --docs docs $(ARGS)
+
+.PHONY: bench-brain
+bench-brain: setup ## Measure turns, wakes and crashes, at full size (some 10 minutes); ARGS='--only turn' takes a part
+	@$(PY) -m bench brain --size full $(ARGS)
 
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import importlib
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -42,6 +43,9 @@ def _run(figures: AsyncIterator[Any]) -> bool:
     """Prints what is measured, as it comes. Says whether a bound was missed."""
 
     async def show() -> bool:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # what runs is ended and removed
         missed = False
         async for figure in figures:
             print(json.dumps(figure.row()), flush=True)

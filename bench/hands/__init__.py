@@ -9,7 +9,8 @@ from bench.hands import abuses, crowds, executes, provisions, repositories
 
 PARTS = {
     "executes": executes.measure,
-    "provisions": provisions.measure,
+    "cold": provisions.measure_cold,
+    "claims": provisions.measure_claims,
     "repositories": repositories.measure,
     "crowds": crowds.measure,
     "abuses": abuses.measure,

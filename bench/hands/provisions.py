@@ -14,20 +14,27 @@ TIMES_FASTER = 50.0
 BARE_FACTOR, BARE_MORE_MS = 1.15, 60.0
 
 
-async def measure(size: str) -> AsyncIterator[Figure | Unmeasured]:
-    """Yields the figures of Provision."""
+async def measure_cold(size: str) -> AsyncIterator[Figure | Unmeasured]:
+    """Yields the figures of a Provision without a pool."""
     async with start() as world:
-        cold = {backend: await _cold(world, backend, 5 if size == "ci" else 20) for backend in world.backends}
-        if "docker" in cold:
-            async for figure in _beside_bare(world, 8 if size == "ci" else 25):
-                yield figure
+        if world.problems["docker"]:
+            yield Unmeasured("cold Provision, docker", world.problems["docker"])
+            return
+        async for figure in _beside_bare(world, 8 if size == "ci" else 25):
+            yield figure
+
+
+async def measure_claims(size: str) -> AsyncIterator[Figure | Unmeasured]:
+    """Yields the figures of a Provision from a pool."""
     async with start(pools=True) as world:
         for backend in world.backends:
-            async for figure in _claims(world, backend, cold[backend], 3 if size == "ci" else 8):
+            await world.filled(f"{backend}-warm")
+            cold = await _cold(world, backend, 5 if size == "ci" else 15)
+            async for figure in _claims(world, backend, cold, 3 if size == "ci" else 6):
                 yield figure
         for backend, problem in world.problems.items():
             if problem:
-                yield Unmeasured(f"Provision, {backend}", problem)
+                yield Unmeasured(f"warm claim, {backend}", problem)
 
 
 async def _provisioned(world: World, environment: str) -> float:
@@ -50,6 +57,7 @@ async def _beside_bare(world: World, blocks: int) -> AsyncIterator[Figure]:
     client: Any = engine.client()
     try:
         ratios, ours, bares = [], [], []
+        await _provisioned(world, "docker-cold")  # the first one looks at the backend
         for _ in range(blocks):
             bare = p50([engine.started(client) for _ in range(2)])
             took = p50([await _provisioned(world, "docker-cold") for _ in range(2)])

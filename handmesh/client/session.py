@@ -105,6 +105,18 @@ class Session:
         answer = event_pb2.CustomToolAnswered(tool_use_id=tool_use_id, result=result, blobs=kept)
         return await self.emit(event_pb2.Event(event_id=event_id, custom_tool_answered=answer))
 
+    async def update(
+        self, config: config_pb2.SessionConfig, *, expected_position: int | None = None
+    ) -> session_pb2.Session:
+        """Gives the session another configuration, from its next turn on; the budgets in it hold at once.
+
+        It is the whole configuration: change what `get` returns. A session that is paused at a budget goes on.
+        """
+        request = session_pb2.UpdateSessionRequest(
+            session_id=self.id, config=config, expected_position=expected_position
+        )
+        return (await self._client.session_link.call(self._client.session_stub.UpdateSession, request)).session
+
     async def end(self, reason: str = "") -> session_pb2.Session:
         """Ends the session for good: nothing is appended after it, and its grants are void."""
         request = session_pb2.EndSessionRequest(session_id=self.id, reason=reason)

@@ -10,6 +10,7 @@ import grpc
 
 from handmesh.session.v1.session_pb2 import ClaimWorkRequest, ClaimWorkResponse, ReleaseWorkRequest
 from services.harness.runs import Ended, Runs
+from services.kit import failpoints
 from services.kit.channels import raised
 from services.kit.errors import ServiceError
 from services.kit.logs import Log
@@ -113,6 +114,7 @@ class Claims:
         except Exception as problem:
             _log.error("run failed", session_id=offer.session_id, failure=type(problem).__name__, exc_info=True)
             ended = Ended(refused=True)
+        failpoints.hit("harness.run_ended")
         await self._release(offer.claim_id, ended)
 
     async def _release(self, claim_id: str, ended: Ended) -> None:

@@ -14,6 +14,7 @@ from services.harness.adapters.codec import fact_of
 from services.harness.core import Fact, Replied, Woke
 from services.harness.ports import Appended, SessionLog
 from services.harness.shelf import Shelf
+from services.kit import failpoints
 from services.kit.errors import Conflict, Refused, Unavailable
 
 SAY_AGAIN_SECONDS = 60.0  # how long a fact is said again while the session service is away
@@ -67,6 +68,7 @@ class Journal:
         """Emits `HarnessWoke` at the log's end as it was read. Raises Conflict when the log has moved on."""
         appended = await self.log.emit([event], 0, self.head)
         self.epoch, self.grant = appended.first_position, appended.grant
+        failpoints.hit("harness.woke")
         await self._applied([event], appended)
         self._owned.set()
 
@@ -87,6 +89,7 @@ class Journal:
                 raise
             await self._reach(int(conflict.metadata.get("last_position", self.head)))
             return False
+        failpoints.hit("harness.decision_stored")
         return True
 
     async def _append(self, events: tuple[Event, ...], expected: int | None) -> None:

@@ -17,7 +17,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from services.kit import logs, settings
+from services.kit import failpoints, logs, settings
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
 from services.kit.identity import known_keys
@@ -130,12 +130,26 @@ def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]
     except settings.SettingsError as problems:
         sys.exit(f"{name}: {str(problems).replace(chr(10), chr(10) + name + ': ')}")
     logs.set_up(getattr(values, "log_level", "info"))
+    if isinstance(values, settings.Mesh) and values.failpoints is not None:
+        _arm(name, values, values.failpoints)
     try:
         import uvloop
     except ImportError:  # not on every platform; asyncio's own loop serves as well
         asyncio.run(run(values))
     else:
         uvloop.run(run(values))
+
+
+def _arm(name: str, mesh: settings.Mesh, folder: Path) -> None:
+    """Arms the failpoints of a mesh for tests. One that others can reach may serve somebody: it is not started."""
+    listens = [mesh.listen, *([mesh.client_listen] if mesh.client_listen else [])]
+    if not all(map(_is_loopback, listens)):
+        sys.exit(
+            f"{name}: HANDMESH_FAILPOINTS is set, and this service listens on {', '.join(listens)}. Failpoints kill "
+            "the service on purpose: they are for tests, on loopback addresses only. Unset HANDMESH_FAILPOINTS."
+        )
+    failpoints.arm(folder)
+    _log.warning("failpoints are armed", folder=str(folder))
 
 
 def read_secret(file: Path) -> str:

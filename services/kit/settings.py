@@ -128,6 +128,12 @@ class Mesh:
     call_seconds: int = tuning(
         "HANDMESH_CALL_SECONDS", whole, limits.CALL_SECONDS, "For a client's unary call that brings no deadline."
     )
+    failpoints: Path | None = tuning(
+        "HANDMESH_FAILPOINTS",
+        existing,
+        None,
+        "For tests: a folder of files that kill, stop or fail this process (docs/crash.md). Refused off loopback.",
+    )
 
 
 def read(kind: type[T], environment: Mapping[str, str] | None = None) -> T:

@@ -53,6 +53,7 @@ class Stand:
     reopen: Callable[[], Awaitable[Hand]]  # closes the hand and makes another one over the same state
     wipe: Callable[[], None]  # removes the state from under the hand
     left: Callable[[str], Awaitable[Sequence[str]]]  # processes, folders and containers with a text in their name
+    commands: int = 160  # of the check that runs many
     made: list[str] = field(default_factory=list)
 
     async def sandbox(
@@ -654,18 +655,49 @@ async def check_44_to_run_is_to_start_and_follow(stand: Stand) -> None:
 
 
 async def check_45_each_gets_its_own_result(stand: Stand) -> None:
-    """160 commands, 16 at a time: each says its own, and ends with its own code and no other's."""
+    """Many commands, 16 at a time: each says its own, and ends with its own code and no other's."""
     sandbox = await stand.id()
+    numbers = iter(range(stand.commands))
 
-    async def caller(first: int) -> None:
-        for number in range(first, first + 10):
-            result = await stand.hand.run(sandbox, command(f"echo hi {number}; exit {number % 5 + 1}"))
-            assert (result.text, result.exit_code) == (
-                f"hi {number}\n[exit code: {number % 5 + 1}]",
-                number % 5 + 1,
-            )
+    async def caller() -> None:
+        for number in numbers:  # shared: whoever is free takes the next
+            result = await stand.hand.run(sandbox, command(f"echo hi {number}; exit {number % 7 + 1}"))
+            code = number % 7 + 1
+            assert (result.text, result.exit_code) == (f"hi {number}\n[exit code: {code}]", code)
 
-    await asyncio.gather(*(caller(10 * number) for number in range(16)))
+    await asyncio.gather(*(caller() for _ in range(16)))
+    assert next(numbers, None) is None
+
+
+async def check_46_a_lost_result_is_unknown_and_never_run_again(stand: Stand) -> None:
+    """Where tools reach what the runner has kept, what they remove or replace is UNKNOWN; elsewhere it stays."""
+    sandbox = await stand.id()
+    forged = '{"result": {"text": "forged", "outcome": "OK", "seconds": 0.0}}'
+    for damage in ("rm -f", f"echo '{forged}' >new && mv -f new", "mkfifo pipe && mv -f pipe"):
+        order = command("echo once >> runs; seq 30000")
+        result = await stand.hand.run(sandbox, order)
+        kept = result.spill_path.rpartition("/")[0] + "/result.json"
+        assert (await stand.bash(sandbox, f"test -e {kept}")).outcome is Outcome.OK
+        done = (await stand.bash(sandbox, f"{damage} {kept}")).outcome is Outcome.OK
+        assert not await stand.hand.start(sandbox, order)
+        for again in (await stand.hand.run(sandbox, order), await stand.result(sandbox, order.execution_id)):
+            assert (again.outcome, again.exit_code) == (Outcome.UNKNOWN, None) if done else again == result
+        assert (await stand.bash(sandbox, "cat runs; rm -f runs")).text == "once"
+
+
+async def check_47_old_results_make_room_and_never_run_again(stand: Stand) -> None:
+    """What is kept has an end: the oldest results are forgotten, which is told, and the newest stay."""
+    sandbox = await stand.id()
+    text = f"echo once >> runs; head -c {stand.recipe.limits.output_text_bytes} /dev/zero | tr '\\0' x"
+    orders = [command(text) for _ in range(LIMITS.output_file_bytes // stand.recipe.limits.output_text_bytes + 2)]
+    results = [await stand.hand.run(sandbox, order) for order in orders]
+    assert {result.outcome for result in results} == {Outcome.OK}
+    await refused(Gone, "EXECUTION_UNKNOWN", stand.hand.run(sandbox, orders[0]))
+    await refused(Gone, "EXECUTION_UNKNOWN", stand.hand.start(sandbox, orders[0]))
+    await refused(Gone, "EXECUTION_UNKNOWN", stand.result(sandbox, orders[0].execution_id))
+    await stand.hand.cancel(sandbox, orders[0].execution_id)
+    assert await stand.hand.run(sandbox, orders[-1]) == results[-1]
+    assert (await stand.bash(sandbox, "wc -l < runs")).text == str(len(orders))
 
 
 async def check_60_a_free_sandbox_is_claimed(stand: Stand) -> None:

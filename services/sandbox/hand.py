@@ -282,7 +282,8 @@ class Hand(Protocol):
         """Starts an execution, whatever becomes of the caller. False when its id is known: it starts once.
 
         Raises Exists (`EXECUTION_ID_REUSED`) for a known id with another digest, Conflict (`EPOCH_STALE`) when a
-        higher epoch was seen, Full (`FULL`) when there is no room for another process.
+        higher epoch was seen, Full (`FULL`) when there is no room for another process, Gone (`EXECUTION_UNKNOWN`)
+        when it has ended and its result is not kept any more.
         """
         ...
 
@@ -297,7 +298,7 @@ class Hand(Protocol):
         """Yields output from an offset in bytes on, as it is written, then the result. Without offset: the result.
 
         Any number may follow, also after the end. Who stops following ends nothing. Raises Gone
-        (`EXECUTION_UNKNOWN`).
+        (`EXECUTION_UNKNOWN`), also when its result is not kept any more.
         """
         ...
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
+from services.kit import failpoints
 from services.kit.errors import Exists, Gone, Invalid, Unavailable
 from services.kit.ids import mint
 from services.kit.logs import Log
@@ -187,6 +188,7 @@ class RunnerHand(RunnerFiles):
         self._unfinished.add(record.sandbox_id)
         try:
             record = self._records.save(replace(record, facts=await self._place.boot(record, recipe)))
+            failpoints.hit("sandbox.sandbox_booted")
             await self._answering(record)
             await self._put(record, files)
             record = self._records.save(finished(record, unenforced))
@@ -334,6 +336,7 @@ class RunnerHand(RunnerFiles):
         self._leaving.add(record.sandbox_id)
         try:
             await self._place.destroy(record)
+            failpoints.hit("sandbox.place_destroyed")
             await asyncio.to_thread(self._records.remove, record.folder)
         finally:
             self._leaving.discard(record.sandbox_id)

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from services.kit import failpoints
 from services.kit.errors import Gone, Invalid, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
@@ -129,6 +130,7 @@ class Sandboxes:
         finally:
             preparing.cancel()
             await asyncio.gather(preparing, return_exceptions=True)
+        failpoints.hit("sandbox.sandbox_made")
         return info
 
     async def _mount(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
@@ -167,7 +169,9 @@ class Sandboxes:
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         try:
+            failpoints.hit("sandbox.execution_asked")
             result = await self._resources.synced(hand, call.sandbox_id, await hand.run(call.sandbox_id, order))
+            failpoints.hit("sandbox.execution_finished")
         except asyncio.CancelledError:
             if not call.execution_id:
                 self._kill(hand, call.sandbox_id, id)

@@ -282,7 +282,7 @@ class Claims:
     async def _back(self, claim: Claim) -> None:
         """Offers the session again at once."""
         if claim.item is None:
-            await self._queue.put(claim.harness, claim.session_id)
+            await self._queue.put(claim.harness, claim.session_id, timed=True)
         else:
             await self._holders.free(claim.session_id)
             await claim.item.back()
@@ -295,4 +295,5 @@ class Claims:
 
 
 def _wants(state: WriteState, item: WorkItem) -> bool:
-    return needs_harness(state) or (item.timed and may_be_timed(state))
+    """A harness that did not leave by itself may have owed the session a time, so another one is asked for it."""
+    return needs_harness(state) or ((item.timed or item.again) and may_be_timed(state))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from handmesh.session.v1.config_pb2 import SessionConfig
 from handmesh.session.v1.event_pb2 import ConfigChanged, Event, SessionEnded, SessionStarted
 from handmesh.session.v1.session_pb2 import CreateSessionRequest, Session
-from services.kit import ids
+from services.kit import failpoints, ids
 from services.kit.errors import Conflict, Gone, Invalid, Refused
 from services.kit.identity import Caller
 from services.session import codec, configs
@@ -154,6 +154,7 @@ class Sessions:
         draft = Draft([started, *request.initial_events], [codec.fact_of(started, SESSION), *facts])
         await self._index.put(session_id, config, now, request=claimed.key)
         appended = await self._writer.append(session_id, draft)
+        failpoints.hit("session.session_stored")
         self._index.note(session_id, appended.state)
         await self._claims.want(session_id, appended.state)
         return await self.get(session_id, config.tenant)
@@ -182,6 +183,7 @@ class Sessions:
 
     async def _emit(self, session_id: str, draft: Draft, emitter: str) -> Emitted:
         appended = await self._writer.append(session_id, draft)
+        failpoints.hit("session.event_stored")
         self._index.note(session_id, appended.state)
         if draft.facts[0].kind == "harness_woke":
             return Emitted(appended, await self._grant(session_id, appended))
@@ -215,4 +217,5 @@ class Sessions:
         except Refused as refused:
             if refused.reason != "SESSION_ENDED":
                 raise
+        failpoints.hit("session.end_stored")
         await self._grants.revoke(session_id, below_epoch=0)

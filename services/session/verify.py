@@ -6,6 +6,8 @@ events in (`admission`): a second opinion, for `VerifySession` and for every tes
     I3  no event is there twice
     I4  epochs never go back, and a harness speaks in its own
     I5  each tool call has one result, after the call, and none is left open when its turn has ended
+    I6  a call starts once: whoever takes it up later asks for what was started
+    I7  a call that a person is asked about does not start before the answer
     I8  a session starts once, first; nothing follows its end; who says what may say it; answers follow questions
 """
 
@@ -88,6 +90,11 @@ def _place(position: int | None) -> str:
 
 
 _NEEDS = {"tool_confirmed": "tool_confirmation_requested", "custom_tool_answered": "custom_tool_requested"}
+_NEVER = {
+    ("tool_started", "tool_started"): ("I6", "a tool call starts that was started before"),
+    ("tool_started", "tool_confirmation_requested"): ("I7", "a tool call starts while a person is asked about it"),
+    ("tool_started", "custom_tool_requested"): ("I7", "a tool call starts that is the client's to run"),
+}
 _AFTER_THE_END = frozenset({"session_archived", "session_restored", "session_deleted"})
 _OF_CALLS = frozenset(
     {"tool_started", "tool_finished", "tool_confirmation_requested", "custom_tool_requested", *_NEEDS}
@@ -179,6 +186,8 @@ class _Reading:
         else:
             if last != _NEEDS.get(fact.kind, last):
                 self._say("I8", f"{fact.kind} for tool call {call} follows {last}")
+            if (fact.kind, last) in _NEVER:
+                self._say(*_NEVER[fact.kind, last])
             self.open[call] = fact.kind
 
     def _drop_answered(self) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from services.kit import ids
+from services.kit import failpoints, ids
 from services.kit.errors import Denied, Invalid, ServiceError
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.core import naming
@@ -131,7 +131,9 @@ class Tools:
         tool = await self._tool(access, server, name)
         use, result = Use(), "SERVER_UNAVAILABLE"
         try:
+            failpoints.hit("vault_proxy.call_asked")
             raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use)
+            failpoints.hit("vault_proxy.call_answered", lambda: ServerLost(server.name, "was cut off", begun=True))
             result = "ok"
         except ServiceError as problem:
             result = problem.reason

@@ -14,6 +14,7 @@ import pytest
 
 from services.sandbox import backends, hands
 from services.sandbox.hand import Hand, HandSettings, Recipe
+from tests.drills.size import size
 
 pytest.register_assert_rewrite(
     "services.sandbox.conformance", "services.sandbox.conformance_files", "services.sandbox.tools_conformance"
@@ -91,7 +92,7 @@ async def stand(
         return sorted(_processes(text) + folders + (_containers(text) if name == "docker" else []))
 
     recipe = Recipe("checked", name, env={"DECLARED": "yes"}, limits=LIMITS)
-    it = Stand(make(), recipe, reopen, lambda: shutil.rmtree(tmp_path / "state"), left)
+    it = Stand(make(), recipe, reopen, lambda: shutil.rmtree(tmp_path / "state"), left, size(160, 1000))
     yield it
     for sandbox_id in it.made:
         await it.hand.release(sandbox_id)

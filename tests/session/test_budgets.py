@@ -46,3 +46,20 @@ async def test_an_approval_of_another_call_is_refused(service: Service, kind: st
     assert await service.status(session) == "WAITING"
     await service.emit(session, ev.Event(tool_confirmed=ev.ToolConfirmed(tool_use_id="t1", message="no")))
     assert await service.status(session) == "RUNNING"
+
+
+async def test_a_harness_that_dies_before_it_says_when_is_followed_by_another(service: Service, kind: str) -> None:
+    """A client's tool is handed out, and nobody has said yet when it is due: the session is offered once more."""
+    session = await make(service, kind, message())
+    async with harness(service, kind) as one:
+        await one.offer()
+        epoch, _ = await service.wake(session)
+        await service.emit(session, replied("t1", read=epoch), epoch)
+        asked = ev.CustomToolRequested(tool_use_id="t1", name="ask", input_json="{}")
+        await service.emit(session, ev.Event(custom_tool_requested=asked), epoch)
+    assert await service.status(session) == "WAITING"
+    async with harness(service, kind) as other:
+        offer = await other.offer()
+        assert offer.session_id == session
+        assert not await other.release(offer)
+        await other.nothing()

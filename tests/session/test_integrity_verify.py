@@ -87,6 +87,12 @@ BREACHES = {
     "two results": (log(*BEGIN, CALLED, of("tool_finished", "a"), of("tool_finished", "a")), "I5", 6),
     "a call twice": (log(*BEGIN, CALLED, CALLED), "I5", 5),
     "a turn that ends with an open call": (log(*BEGIN, CALLED, of("tool_finished", "a"), TURN), "I5", 6),
+    "a call that starts twice": (log(*BEGIN, CALLED, of("tool_started", "a"), of("tool_started", "a")), "I6", 6),
+    "a call that starts before the answer": (
+        log(*BEGIN, CALLED, of("tool_confirmation_requested", "a"), of("tool_started", "a")),
+        "I7",
+        6,
+    ),
     "a second start": (log(STARTED, STARTED), "I8", 2),
     "no start": (log(MESSAGE), "I8", 1),
     "an event after the end": (log(STARTED, ENDED, MESSAGE), "I8", 3),

@@ -67,7 +67,7 @@ class _UploadWithKey(grpc.aio.StreamUnaryClientInterceptor):
 
 @asynccontextmanager
 async def served(
-    data: Path, identity: str, add: Callable[[grpc.aio.Server], None], *names: str, **limits: int
+    data: Path, identity: str, add: Callable[[grpc.aio.Server], None], *names: str, **limits: Any
 ) -> AsyncIterator[Served]:
     """Serves what `add` adds, as the service `identity`, on free loopback ports."""
     ensure_certificates(data / "tls", SERVICES, datetime.datetime.now(datetime.UTC))

@@ -183,7 +183,9 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     refuses it. Metadata: `name`.
     """
     ERROR_REASON_EXECUTION_UNKNOWN: _ErrorReason.ValueType  # 57
-    """`NOT_FOUND`. No such execution is known. Metadata: `execution_id`."""
+    """`NOT_FOUND`. No such execution is known, or its result is not kept any
+    more. Metadata: `execution_id`.
+    """
     ERROR_REASON_EXECUTION_ID_REUSED: _ErrorReason.ValueType  # 58
     """`ALREADY_EXISTS`. The execution id was used for something else. Metadata:
     `execution_id`.
@@ -401,7 +403,9 @@ ERROR_REASON_TOOL_INPUT_INVALID: ErrorReason.ValueType  # 56
 refuses it. Metadata: `name`.
 """
 ERROR_REASON_EXECUTION_UNKNOWN: ErrorReason.ValueType  # 57
-"""`NOT_FOUND`. No such execution is known. Metadata: `execution_id`."""
+"""`NOT_FOUND`. No such execution is known, or its result is not kept any
+more. Metadata: `execution_id`.
+"""
 ERROR_REASON_EXECUTION_ID_REUSED: ErrorReason.ValueType  # 58
 """`ALREADY_EXISTS`. The execution id was used for something else. Metadata:
 `execution_id`.

@@ -173,7 +173,9 @@ class SandboxServiceServicer:
         cancelled before it was known never starts.
 
         * `NOT_FOUND`: the sandbox is gone (`SANDBOX_GONE`): provision another;
-        or `attach_only` and the id is not known (`EXECUTION_UNKNOWN`).
+        or `attach_only` and the id is not known, or the execution has ended so
+        long ago that its result is not kept any more (`EXECUTION_UNKNOWN`): it
+        is not run again.
         * `INVALID_ARGUMENT`: no such tool (`TOOL_UNKNOWN`), or input that is no
         JSON object or that the tool's schema refuses (`TOOL_INPUT_INVALID`).
         * `ALREADY_EXISTS`: the `execution_id` was used with another name or input

@@ -70,7 +70,9 @@ class SandboxServiceStub:
     cancelled before it was known never starts.
 
     * `NOT_FOUND`: the sandbox is gone (`SANDBOX_GONE`): provision another;
-      or `attach_only` and the id is not known (`EXECUTION_UNKNOWN`).
+      or `attach_only` and the id is not known, or the execution has ended so
+      long ago that its result is not kept any more (`EXECUTION_UNKNOWN`): it
+      is not run again.
     * `INVALID_ARGUMENT`: no such tool (`TOOL_UNKNOWN`), or input that is no
       JSON object or that the tool's schema refuses (`TOOL_INPUT_INVALID`).
     * `ALREADY_EXISTS`: the `execution_id` was used with another name or input
@@ -199,7 +201,9 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     cancelled before it was known never starts.
 
     * `NOT_FOUND`: the sandbox is gone (`SANDBOX_GONE`): provision another;
-      or `attach_only` and the id is not known (`EXECUTION_UNKNOWN`).
+      or `attach_only` and the id is not known, or the execution has ended so
+      long ago that its result is not kept any more (`EXECUTION_UNKNOWN`): it
+      is not run again.
     * `INVALID_ARGUMENT`: no such tool (`TOOL_UNKNOWN`), or input that is no
       JSON object or that the tool's schema refuses (`TOOL_INPUT_INVALID`).
     * `ALREADY_EXISTS`: the `execution_id` was used with another name or input
@@ -337,7 +341,9 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         cancelled before it was known never starts.
 
         * `NOT_FOUND`: the sandbox is gone (`SANDBOX_GONE`): provision another;
-          or `attach_only` and the id is not known (`EXECUTION_UNKNOWN`).
+          or `attach_only` and the id is not known, or the execution has ended so
+          long ago that its result is not kept any more (`EXECUTION_UNKNOWN`): it
+          is not run again.
         * `INVALID_ARGUMENT`: no such tool (`TOOL_UNKNOWN`), or input that is no
           JSON object or that the tool's schema refuses (`TOOL_INPUT_INVALID`).
         * `ALREADY_EXISTS`: the `execution_id` was used with another name or input

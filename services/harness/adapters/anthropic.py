@@ -17,6 +17,7 @@ from handmesh.session.v1.event_pb2 import TokenUsage
 from services.harness.adapters.sse import Events, Oversized
 from services.harness.answer import Answering, Malformed
 from services.harness.ports import Answer, ModelFailure
+from services.kit import failpoints
 from services.kit.serving import read_secret
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class AnthropicModel:
                     "/v1/messages", content=body, cast_to=object, stream=True, stream_cls=anthropic.AsyncStream[Any]
                 )
             try:
+                failpoints.hit("harness.model_asked", _broken)
                 await self._read(stream.response, answering)
             finally:
                 await stream.response.aclose()
@@ -93,7 +95,8 @@ class AnthropicModel:
         except anthropic.APIConnectionError:
             raise ModelFailure("MODEL_UNAVAILABLE", "the model's API cannot be reached", retryable=True) from None
         except httpx2.HTTPError:
-            raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True) from None
+            raise _broken() from None
+        failpoints.hit("harness.model_answered", _broken)
         return Answer(
             answering.content(),
             answering.stop_reason or "end_turn",
@@ -112,9 +115,10 @@ class AnthropicModel:
             async with asyncio.timeout(self._silence):
                 chunk = await anext(chunks, None)
             if chunk is None:
-                raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True)
+                raise _broken()
             for data in events.take(chunk):
                 answering.take(data)
+                failpoints.hit("harness.model_streaming", _broken)
                 if answering.failure is not None:
                     raise _failure(200, *answering.failure, None)
 
@@ -163,6 +167,10 @@ def retry_after(headers: typing.Mapping[str, str], now: float) -> float | None:
             except (ValueError, OverflowError):
                 continue
     return None
+
+
+def _broken() -> ModelFailure:
+    return ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True)
 
 
 def _newest() -> str:

@@ -14,6 +14,7 @@ from .children import Children
 from .config import PROTOCOL, Config
 from .connection import Connection
 from .execution import Execution, Order
+from .kept import Kept, Room
 from .problem import Problem
 from .processes import Watched
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_CONNECTIONS = 512
-MAX_RECORDS = 10_000
 _MAX_ID_LENGTH = 128
 _ANCHOR_SECONDS = 5.0
 
@@ -32,7 +32,7 @@ class Daemon:
     def __init__(self, config: Config, listener: socket.socket) -> None:
         """Takes over a listening socket."""
         self._config = config
-        self._executions: dict[str, Execution] = {}
+        self._kept = Kept(Room(outputs=config.records_bytes, answers=config.records_bytes // 2))
         self._connections: list[Connection] = []
         self._selector = selectors.DefaultSelector()
         self._children = Children(config, self._selector, self._tell)
@@ -95,6 +95,8 @@ class Daemon:
         for connection in list(self._connections):
             if connection.following is run:
                 connection.pump()
+        if run.outcome:
+            self._kept.ended(run)
 
     def _accept(self, listener: socket.socket) -> None:
         self._claimed = True
@@ -126,7 +128,7 @@ class Daemon:
         operation(connection, request)
 
     def _ping(self, connection: Connection, _: dict[str, Any]) -> None:
-        running = sum(not run.outcome for run in self._executions.values())
+        running = sum(not run.outcome for run in self._kept.all())
         connection.say({"runner": PROTOCOL, "epoch": self._epoch, "running": running})
 
     def _fence(self, epoch: int) -> None:
@@ -153,32 +155,22 @@ class Daemon:
             digest=str(request["digest"]),
             timeout=float(request["timeout_ms"]) / 1000.0,
         )
-        known = self._executions.get(order.id)
+        known = self._kept.find(order.id)
         if known is None:
             run = self._new(order)
             self._children.start(run)
-            self._executions[order.id] = run
+            self._kept.add(run)
             return run, True
         if known.order.digest not in ("", order.digest):  # empty: cancelled before it was known
             raise Problem("EXECUTION_ID_REUSED", "the id was used for another tool or input")
         return known, False
 
     def _new(self, order: Order) -> Execution:
-        """Makes an execution; forgets the oldest records and outputs when there are too many."""
-        for run in list(self._executions.values())[: max(0, len(self._executions) - MAX_RECORDS + 1)]:
-            if run.outcome:
-                run.forget()
-                del self._executions[run.order.id]
-        excess = sum(run.stored for run in self._executions.values()) - self._config.records_bytes
-        for run in self._executions.values():
-            if excess > 0 and run.stored:
-                excess -= run.stored
-                run.forget_output()
         self._count += 1
         return Execution(order, self._count, self._config, self._oom)
 
     def _follow(self, connection: Connection, request: dict[str, Any]) -> None:
-        run = self._executions.get(str(request["id"]))
+        run = self._kept.find(str(request["id"]))
         if run is None:
             raise Problem("EXECUTION_UNKNOWN", "no such execution")
         offset = request["offset"]
@@ -187,19 +179,20 @@ class Daemon:
     def _cancel(self, connection: Connection, request: dict[str, Any]) -> None:
         self._fence(int(request["epoch"]))
         id = _checked_id(request)
-        run = self._executions.get(id)
-        if run is None:
+        run = None if self._kept.forgot(id) else self._kept.find(id)
+        if run is None and not self._kept.forgot(id):
             never = self._new(Order(id, "", {}, "", 0.0))
             never.settle("INTERRUPTED", "interrupted before it started")
-            self._executions[id] = never
-        else:
+            self._kept.add(never)
+            self._kept.ended(never)
+        elif run is not None:
             run.stop("INTERRUPTED")
         connection.say({"known": run is not None})
 
     def _list(self, connection: Connection, _: dict[str, Any]) -> None:
         known = [
             {"id": run.order.id, "name": run.order.name, "outcome": run.outcome, "started_at": run.started_at}
-            for run in self._executions.values()
+            for run in self._kept.all()
         ]
         connection.say({"executions": known})
 

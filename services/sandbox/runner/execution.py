@@ -49,6 +49,7 @@ class Execution:
         self.pipe = -1
         self.deadline = 0.0  # monotonic; of what it does now: run, or end
         self.status: int | None = None  # of its first process, as of waitpid
+        self.answer_stored = 0  # bytes of the result on the disk
         self.outcome = ""  # empty until there is a result
         self.stored = 0  # bytes of output on the disk, once it has ended
         self.stopped: str | None = None  # why it was killed: TIMEOUT, INTERRUPTED, FLOOD
@@ -57,6 +58,7 @@ class Execution:
         self._output: Output | None = None
         self._side = -1
         self._answer = b""  # the line with the result; empty when that lies on the disk
+        self._seal = 0  # of the line; keyed by a secret of this process, so no tool can make another line that has it
         self._held = b""  # the whole output of one that has ended, when it has no file
         self._oom_kills = 0
 
@@ -161,14 +163,20 @@ class Execution:
         self.outcome = result["outcome"]
         self._output = None
         self._answer = json.dumps({"result": result}).encode("ascii") + b"\n"
+        self._seal = hash(self._answer)
         if len(self._answer) > MEMORY_BYTES:
             try:
                 os.makedirs(self.folder, exist_ok=True)
                 with open(os.path.join(self.folder, _RESULT), "xb") as file:
                     file.write(self._answer)
-                self._answer = b""
+                self.answer_stored, self._answer = len(self._answer), b""
             except OSError:
                 pass
+
+    @property
+    def in_memory(self) -> int:
+        """How many bytes of its result and its output are kept in memory, once it has ended."""
+        return len(self._answer) + len(self._held)
 
     def answer(self) -> bytes:
         """Returns the line that tells the result of an execution that has ended."""
@@ -179,11 +187,12 @@ class Execution:
                 answer = file.read(_MAX_RESULT_BYTES)
         except OSError:  # a tool of the runner's own user took it away,
             return LOST
-        return answer if answer.find(b"\n") == len(answer) - 1 >= 0 else LOST  # or put another there
+        return answer if hash(answer) == self._seal else LOST  # or put another there
 
     def forget(self) -> None:
-        """Removes all that is kept of an execution that has ended."""
+        """Removes all that is kept of an execution that has ended. Who still follows it is told that it is lost."""
         self.forget_output()
+        self._answer = self._held = b""
         for remove, path in ((os.unlink, os.path.join(self.folder, _RESULT)), (os.rmdir, self.folder)):
             try:
                 remove(path)

@@ -24,6 +24,7 @@ from services.harness.loops.messages.state import State, retried
 from services.harness.loops.messages.view import Block, conversation, view
 from services.harness.model_profiles import cost_micros
 from services.harness.ports import Answer, ModelFailure, Ports
+from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
 from services.kit.logs import Log
 
@@ -78,6 +79,7 @@ class Asking:
             stop_details_json=answer.stop_details,
         )
         await self._journal.say(Event(event_id=event_id, model_replied=replied))
+        failpoints.hit("harness.reply_stored")
 
     async def _stream(self, body: bytes, event_id: str) -> Answer:
         showing = Showing(self._journal, event_id)

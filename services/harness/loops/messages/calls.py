@@ -17,7 +17,8 @@ from services.harness.loops.messages.core import LookUpTools, RunCall
 from services.harness.loops.messages.offers import offered
 from services.harness.loops.messages.policies import routes_of
 from services.harness.loops.messages.state import Call, State
-from services.harness.ports import Ports
+from services.harness.ports import Ports, Sandbox
+from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 
 CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had said
@@ -83,9 +84,8 @@ class Calls:
         state = self._state()
         spec = state.config.hand_specs[state.config.hands.index(hand)]
         generation = state.generations.get(hand, 0) + 1
-        session_id, epoch = self._journal.log.session_id, self._journal.epoch
         try:
-            sandbox = await self._ports.hands.provision(session_id, hand, spec, generation, epoch)
+            sandbox = await self._made(hand, spec, generation)
         except Conflict:
             raise  # fenced: the journal will say so
         except ServiceError as problem:
@@ -94,10 +94,23 @@ class Calls:
                 told = ToolResult(f"The hand {hand} could not be provisioned: {problem.message}", "GONE")
                 await self._journal.say(codec.call_finished(call.call.id, told))
         else:
+            failpoints.hit("harness.sandbox_made")
             event = codec.provisioned(
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
             await self._journal.say(event)
+
+    async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
+        """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
+        session_id, epoch = self._journal.log.session_id, self._journal.epoch
+        deadline = self._ports.now() + TRY_AGAIN_SECONDS
+        while True:
+            try:
+                return await self._ports.hands.provision(session_id, hand, spec, generation, epoch)
+            except Unavailable as problem:
+                if problem.reason != "SANDBOX_UNAVAILABLE" or self._ports.now() >= deadline:
+                    raise
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def _waiting_for(self, hand: str) -> list[Call]:
         names = {name for name, route in routes_of(self._state()).items() if route[0] == hand}
@@ -108,10 +121,13 @@ class Calls:
         """Says that a call starts, sends it, and says what came back."""
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
+        failpoints.hit("harness.call_started")
         result = await self._execute(run)
+        failpoints.hit("harness.result_returned")
         if result.outcome == "GONE" and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
+        failpoints.hit("harness.result_stored")
 
     async def _execute(self, run: RunCall) -> ToolResult:
         deadline = self._ports.now() + TRY_AGAIN_SECONDS

@@ -1,0 +1,114 @@
+"""The crash matrix: which step of a turn (`research` calls them 0 to 15), who is struck there and how.
+
+A cell that needs another kind of session than two parallel calls says so. `docs/crash.md` has the table; a test holds
+the two equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point struck in one way, in a session of a kind. `passes`: how often the point is passed before."""
+
+    step: int
+    point: str
+    kind: str = "both"
+    passes: int = 0
+    at_once: bool = False
+    outcomes: frozenset[str] = frozenset({"OK"})
+
+    def __str__(self) -> str:
+        return f"{self.step}-{self.point}-{self.kind}-{self.passes}"
+
+
+_MAY_BE_UNKNOWN = frozenset({"OK", "UNKNOWN"})
+
+KILLS = [
+    Cell(0, "session.session_stored", at_once=True),
+    Cell(0, "session.event_stored"),  # the client's message
+    Cell(1, "session.event_stored", passes=1),  # the harness's HarnessWoke
+    Cell(1, "harness.woke"),
+    Cell(2, "harness.model_asked"),
+    Cell(3, "harness.model_streaming", passes=4),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "session.event_stored", passes=3),  # ModelReplied
+    Cell(5, "harness.reply_stored"),
+    Cell(6, "session.event_stored", passes=5),  # a ToolStarted
+    Cell(6, "harness.call_started"),
+    Cell(6, "sandbox.execution_asked"),
+    Cell(8, "sandbox.execution_finished"),
+    Cell(9, "harness.result_returned"),
+    Cell(9, "session.event_stored", passes=7),  # a ToolFinished
+    Cell(10, "harness.result_stored"),
+    Cell(11, "harness.call_started", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(11, "harness.result_returned", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(11, "vault_proxy.call_asked", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(11, "vault_proxy.call_answered", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(12, "harness.decision_stored", kind="asked"),  # the question
+    Cell(12, "session.event_stored", kind="asked", passes=5),  # the question or the answer
+    Cell(12, "harness.call_started", kind="asked"),
+    Cell(12, "harness.decision_stored", kind="yours"),
+    Cell(13, "harness.decision_stored"),  # TurnEnded
+    Cell(13, "harness.run_ended"),
+    Cell(15, "sandbox.sandbox_booted"),
+    Cell(15, "sandbox.sandbox_made"),
+    Cell(15, "harness.sandbox_made"),
+]
+"""Struck with SIGKILL, one after the other."""
+
+ENDS = [Cell(14, "session.end_stored"), Cell(14, "sandbox.place_destroyed")]
+"""Struck with SIGKILL while a session ends."""
+
+OUTSIDE = ["harness", "sandbox", "session", "nats", "vault_proxy"]
+"""Step 7: struck from outside while a command runs."""
+
+PAUSES = [
+    Cell(1, "harness.woke"),
+    Cell(2, "harness.model_asked"),
+    Cell(3, "harness.model_streaming"),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "harness.reply_stored"),
+    Cell(6, "harness.call_started"),
+    Cell(9, "harness.result_returned"),
+    Cell(10, "harness.result_stored"),
+    Cell(13, "harness.decision_stored"),
+    Cell(13, "harness.run_ended"),
+    Cell(15, "harness.sandbox_made"),
+]
+"""Struck with SIGSTOP, side by side, each in a harness of its own, until others have taken over: the fencing drill."""
+
+SHORT_PAUSES = [
+    Cell(1, "session.event_stored", passes=1),
+    Cell(6, "sandbox.execution_asked"),
+    Cell(8, "sandbox.execution_finished"),
+    Cell(11, "vault_proxy.call_asked", kind="shop"),
+    Cell(11, "vault_proxy.call_answered", kind="shop"),
+    Cell(15, "sandbox.sandbox_booted"),
+]
+"""Struck with SIGSTOP for a moment: nobody can take over from these, so all must wait for them and go on."""
+
+ERRORS = {
+    "both": (
+        "session.session_stored",
+        "session.event_stored",
+        "harness.woke",
+        "harness.model_asked",
+        "harness.model_streaming",
+        "harness.model_answered",
+        "harness.reply_stored",
+        "harness.call_started",
+        "harness.result_returned",
+        "harness.result_stored",
+        "harness.decision_stored",
+        "harness.sandbox_made",
+        "sandbox.sandbox_booted",
+        "sandbox.sandbox_made",
+        "sandbox.execution_asked",
+        "sandbox.execution_finished",
+    ),
+    "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
+}
+"""Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""

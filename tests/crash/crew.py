@@ -1,0 +1,197 @@
+"""A mesh to be broken: two harnesses, a folder of failpoints, and somebody who starts again what has died."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from handmesh.client import Client, connect
+from handmesh.client.addresses import Addresses, local_api_key
+from handmesh.client.channels import Link
+from handmesh.launcher.health import Health
+from handmesh.launcher.mesh import Mesh
+from handmesh.launcher.ports import HOST, SERVICES, Ports, free_ports
+from handmesh.launcher.processes import Command, Process
+from handmesh.launcher.settings import MeshSettings, Scripted, service_environment
+from handmesh.vault_proxy.v1 import vault_proxy_pb2
+from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
+from services.kit.ids import mint
+
+SCRIPT = Path(__file__).with_name("script.yaml")
+LOOK_SECONDS = 0.02
+STRIKE_SECONDS = 60.0  # until a point is reached
+READY_SECONDS = 60.0
+
+
+@dataclass
+class Shop:
+    """An MCP server, and the vault that has its token."""
+
+    url: str
+    calls_url: str
+    token: str
+    vault_id: str = ""
+
+
+@dataclass
+class Crew:
+    """The mesh's own harness is `harness`; `others` are more of its kind, by name."""
+
+    mesh: Mesh
+    client: Client
+    failpoints: Path
+    shop: Shop
+    others: dict[str, Process] = field(default_factory=dict)
+    wanted: set[str] = field(default_factory=lambda: {*SERVICES, "nats", "openbao"})
+    starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    # --- failpoints ---
+
+    def arm(self, point: str, action: str) -> None:
+        """Says what happens to the next process that comes to the point."""
+        for old in self.failpoints.glob(f"{point}.hit-*"):
+            old.unlink()
+        new = self.failpoints / f"{point}.new"
+        new.write_text(action)
+        new.rename(self.failpoints / point)  # never seen half written
+
+    async def struck(self, point: str) -> int:
+        """Waits until a process came there, and returns its id."""
+        async with asyncio.timeout(STRIKE_SECONDS):
+            while not (found := list(self.failpoints.glob(f"{point}.hit-*"))):
+                await asyncio.sleep(LOOK_SECONDS)
+        return int(found[0].name.rpartition("-")[2])
+
+    def disarm(self) -> list[str]:
+        """Takes away what nobody came to, and names it."""
+        left = [file for file in self.failpoints.iterdir() if ".hit-" not in file.name]
+        for file in left:
+            file.unlink()
+        return [file.name for file in left]
+
+    # --- processes ---
+
+    async def add_harness(self, name: str, capacity: int = 100) -> Process:
+        """Starts one more harness, and waits until it serves."""
+        mesh_port, client_port = free_ports(2)
+        environment = service_environment("harness", self.mesh.settings) | {
+            "HANDMESH_LISTEN": f"{HOST}:{mesh_port}",
+            "HANDMESH_CLIENT_LISTEN": f"{HOST}:{client_port}",
+            "HANDMESH_CAPACITY": str(capacity),
+        }
+        files = self.mesh.files
+        command = Command(
+            name, [sys.executable, "-P", "-m", "services.harness"], environment, files.log(name), files.data_directory
+        )
+        process = self.others[name] = Process.start(command)
+        async with Health(process, client_port) as health:
+            await process.ready(health.serving, within=READY_SECONDS)
+        return process
+
+    async def drop_harness(self, name: str) -> None:
+        """Ends one of the others, for good."""
+        await self.others.pop(name).stop()
+
+    async def keep(self) -> None:
+        """Starts again what has died, for ever, as an operator's process supervisor would."""
+        while True:
+            for name in (self.wanted - self.mesh.pids.keys()) - self.starting.keys():
+                self._start(name)
+            for name, process in self.others.items():
+                if process.exit_code is not None and name not in self.starting:
+                    self._start(name)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _start(self, name: str) -> None:
+        work = self.add_harness(name) if name in self.others else self.mesh.restart(name)
+
+        async def start() -> None:
+            try:
+                await work
+            finally:
+                del self.starting[name]
+
+        self.starting[name] = asyncio.create_task(start())
+
+    async def whole(self) -> None:
+        """Waits until everything runs."""
+        async with asyncio.timeout(READY_SECONDS):
+            while self.starting or self.wanted - self.mesh.pids.keys():
+                await asyncio.sleep(LOOK_SECONDS)
+
+    def pids(self) -> dict[str, int]:
+        """Returns the process ids of everything that runs."""
+        own = {name: process.pid for name, process in self.others.items() if process.exit_code is None}
+        return {**self.mesh.pids, **own}
+
+    def name_of(self, pid: int) -> str:
+        """Names the part that has this process id, or nothing."""
+        return next((name for name, each in self.pids().items() if each == pid), "")
+
+
+@asynccontextmanager
+async def crew(directory: Path) -> AsyncIterator[Crew]:
+    """Starts the mesh, a second harness and a shop; at the end nothing is left of them."""
+    failpoints = directory / "failpoints"
+    failpoints.mkdir()
+    armed = {service: {"HANDMESH_FAILPOINTS": str(failpoints)} for service in SERVICES}
+    armed["vault_proxy"]["HANDMESH_OUTBOUND_ALLOW"] = HOST
+    data = directory / "mesh"
+    settings = MeshSettings(data, Scripted(SCRIPT), os.environ, Ports.free(), extra=armed)
+    async with (
+        shop(directory) as server,
+        await Mesh.start(settings) as mesh,
+        connect(data_directory=data) as client,
+    ):
+        made = Crew(mesh, client, failpoints, server)
+        await _put_token(made)
+        await made.add_harness("second")
+        keeper = asyncio.create_task(made.keep())
+        try:
+            yield made
+        finally:
+            keeper.cancel()
+            await asyncio.gather(*made.starting.values(), return_exceptions=True)
+            for pid in made.pids().values():
+                os.kill(pid, signal.SIGCONT)
+            for sandbox in await client.sandboxes():
+                await client.release(sandbox.sandbox_id)  # hands outlive their mesh
+            for process in made.others.values():
+                await process.stop()
+
+
+@asynccontextmanager
+async def shop(directory: Path) -> AsyncIterator[Shop]:
+    """Runs the demo MCP server with a token of its own."""
+    token = f"canary-{mint('tok')}"
+    (directory / "token").write_text(token)
+    arguments = ("-m", "handmesh.demo_mcp", "--listen", "127.0.0.1:0", "--token-file", str(directory / "token"))
+    server = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    said = json.loads(await server.stdout.readline())
+    try:
+        yield Shop(said["url"], said["calls_url"], token)
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def _put_token(made: Crew) -> None:
+    link = Link(
+        Addresses.of_ports(made.mesh.settings.ports).vault_proxy, local_api_key(made.mesh.files.data_directory), None
+    )
+    stub = VaultProxyServiceStub(link.channel)
+    vault = (await link.call(stub.CreateVault, vault_proxy_pb2.CreateVaultRequest(name="shop"))).vault
+    secret = vault_proxy_pb2.CredentialSecret(static_bearer=vault_proxy_pb2.StaticBearer(value=made.shop.token))
+    origin = made.shop.url.removesuffix("/mcp")
+    add = vault_proxy_pb2.AddCredentialRequest(vault_id=vault.vault_id, name="shop", origin=origin, secret=secret)
+    await link.call(stub.AddCredential, add)
+    await link.close()
+    made.shop.vault_id = vault.vault_id

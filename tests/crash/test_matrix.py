@@ -1,0 +1,131 @@
+"""The crash matrix: whatever dies, wherever, the session goes on, and the checker finds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from handmesh.session.v1 import session_pb2
+from tests.crash.cells import ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, Cell
+from tests.crash.crew import Crew
+from tests.crash.story import Story, count, insist, outcomes
+from tests.drills.size import size
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.nats,
+    pytest.mark.vault,
+    pytest.mark.bwrap,
+    pytest.mark.timeout(300),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+TIMES = size(1, 5)
+LOOK_SECONDS = 0.02
+SHORT_SECONDS = 1.0  # nobody is given up for that
+SESSIONS = 6  # side by side, for failures
+
+
+async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> None:
+    """Follows a story to its end and holds it to everything that must be true."""
+    await story.tell()
+    log = await story.log()
+    assert await story.violations() == []
+    assert set(outcomes(log)) <= allowed
+    assert count(log, "model_replied") == 2  # an answer that is in the log is never asked for again
+    assert count(log, "turn_ended") == 1
+
+
+async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
+    """The stories themselves, side by side."""
+    stories = await asyncio.gather(*(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow")))
+    await asyncio.gather(*(finish(story) for story in stories))
+
+
+@pytest.mark.parametrize("cell", KILLS * TIMES, ids=str)
+async def test_a_kill(crew: Crew, cell: Cell) -> None:
+    """SIGKILL at the cell's point: what was said stays said, what ran ran once, and the turn ends."""
+    crew.arm(cell.point, f"kill after {cell.passes}")
+    try:
+        story = await Story.begin(crew, cell.kind, at_once=cell.at_once)
+        await finish(story, cell.outcomes)
+        await crew.struck(cell.point)
+    finally:
+        assert crew.disarm() == []
+
+
+async def running(story: Story) -> None:
+    """Waits until a command of the session runs."""
+    async with asyncio.timeout(30):
+        while not await story.running():
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def owner(story: Story) -> int:
+    """Returns the process id of the harness that has the session."""
+    woke = [event.harness_woke for event in story.watched if event.HasField("harness_woke")]
+    return int(woke[-1].instance.rpartition(":")[2])
+
+
+@pytest.mark.parametrize("victim", OUTSIDE * TIMES)
+async def test_a_kill_while_a_command_runs(crew: Crew, victim: str) -> None:
+    """Step 7: the command runs on and ran once; whoever has the session then gets its output."""
+    story = await Story.begin(crew, "slow")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(finish(story))
+        await running(story)
+        os.kill(owner(story) if victim == "harness" else crew.pids()[victim], signal.SIGKILL)
+    await crew.whole()
+
+
+@pytest.mark.parametrize("cell", ENDS * TIMES, ids=str)
+async def test_a_kill_while_a_session_ends(crew: Crew, cell: Cell) -> None:
+    """Step 14: the end is carried through by whoever comes after: nothing of the session is left."""
+    story = await Story.begin(crew, "both")
+    await finish(story)
+    crew.arm(cell.point, "kill")
+    request = session_pb2.EndSessionRequest(session_id=story.session.id)
+    stub, link = crew.client.session_stub, crew.client.session_link
+    ended = await insist(lambda: link.call(stub.EndSession, request))
+    assert ended.session.status == session_pb2.SESSION_STATUS_ENDED
+    await crew.struck(cell.point)
+    async with asyncio.timeout(70):
+        while await insist(lambda: crew.client.sandboxes(story.session.id)):
+            await asyncio.sleep(LOOK_SECONDS)
+    assert await story.violations() == []
+
+
+@pytest.mark.parametrize("cell", SHORT_PAUSES * TIMES, ids=str)
+async def test_a_short_pause(crew: Crew, cell: Cell) -> None:
+    """SIGSTOP for a second: everybody waits, and nothing is lost or done twice."""
+    await crew.whole()
+    crew.arm(cell.point, f"pause after {cell.passes}")
+    story = await Story.begin(crew, cell.kind)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(finish(story))
+        pid = await crew.struck(cell.point)
+        await asyncio.sleep(SHORT_SECONDS)
+        os.kill(pid, signal.SIGCONT)
+    assert crew.disarm() == []
+
+
+@pytest.mark.parametrize("kind", list(ERRORS) * TIMES)
+async def test_failures(crew: Crew, kind: str) -> None:
+    """Every part fails at every point once, in sessions side by side: all of them go on."""
+    await crew.whole()
+    for point in ERRORS[kind]:
+        crew.arm(point, "error")
+    stories = await asyncio.gather(*(Story.begin(crew, kind, at_once=True) for _ in range(SESSIONS)))
+    await asyncio.gather(*(finish(story, frozenset({"OK", "UNKNOWN"})) for story in stories))
+    assert crew.disarm() == []
+
+
+async def test_no_secret_is_where_it_should_not_be(crew: Crew) -> None:
+    """I11, at the end: the server's token is in no file of the mesh, its logs and the model's part among them."""
+    found = await asyncio.create_subprocess_exec(
+        "grep", "-rlF", "-e", crew.shop.token, str(crew.mesh.files.data_directory)
+    )
+    assert await found.wait() == 1  # grep's word for: nowhere
