@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +31,9 @@ class Found:
     """What was seen after kills: seconds to the next event and to the turn's end, and what is wrong in the log."""
 
     next_event: dict[str, list[float]] = field(default_factory=lambda: {"model": [], "tool": []})
-    answer: dict[str, list[float]] = field(default_factory=lambda: {"model": [], "tool": []})
+    answer: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # what was done, and who took up
     wrong: Counter[str] = field(default_factory=Counter)
+    warm: set[str] = field(default_factory=set)  # harnesses that have loaded the model's library
 
 
 async def measure(size: str) -> AsyncIterator[Any]:
@@ -56,9 +57,9 @@ async def measure(size: str) -> AsyncIterator[Any]:
     each = {f"in_a_{doing}_p50": round(p50(taken), 3) for doing, taken in pair.next_event.items()}
     yield Figure("kill -9 of a harness to the next event", "s", every, NEXT_P50_SECONDS, more=each)
     yield Figure("kill -9 of a harness to the next event, the longest", "s", (max(every),), NEXT_MAX_SECONDS)
-    for doing, left in (("model", MODEL_MS / 1000), ("tool", TOOL_SECONDS)):
-        taken = [round(p50(pair.answer[doing]), 3), round(max(pair.answer[doing]), 3)]
-        yield Shown(f"kill -9 in a {doing} of {left:g} s to the turn's end", {"p50_s": taken[0], "max_s": taken[1]})
+    for doing, taken in sorted(pair.answer.items()):
+        values = {"p50_s": round(p50(taken), 3), "max_s": round(max(taken), 3), "kills": len(taken)}
+        yield Shown(f"kill -9 in a {doing}, to the turn's end", values)
     lone = tuple(alone.next_event["model"] + alone.next_event["tool"])
     yield Figure("start of a harness to the next event, with no other", "s", (max(lone),), ALONE_SECONDS)
     wrong = pair.wrong + alone.wrong
@@ -92,7 +93,11 @@ async def _kill(
     came, _ = await watch.until("", at, WAIT_SECONDS)
     found.next_event[doing].append((came - clock) / 1e9)
     ended, _ = await watch.until("turn_ended", at, WAIT_SECONDS)
-    found.answer[doing].append((ended - clock) / 1e9)
+    taker = [said.harness_woke.instance for _, kind, said in watch.seen[at:] if kind == "harness_woke"][0]
+    kind = "that has had turns" if taker in found.warm else "at its first turn"
+    left = f"{MODEL_MS / 1000:g} s" if doing == "model" else f"{TOOL_SECONDS:g} s"
+    found.answer[f"{doing} of {left}, taken up by a harness {kind}"].append((ended - clock) / 1e9)
+    found.warm |= {taker, woke.harness_woke.instance}
     found.wrong.update(await _wrong(world, watch, begun, doing, number))
     return victim
 

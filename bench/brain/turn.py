@@ -1,27 +1,31 @@
 """What a turn with one tool costs: unary calls, and time of the mesh, without the model's and the tool's.
 
 Calls are counted where they arrive, in each of the four services, the client's own among them. The tool's time is
-that of the same command run by `bash -c` on this machine. The model's is from a request's arrival at the model to the
-last byte of its answer.
+that of the same command run by `bash -c` on this machine. The model's is what its SDK alone takes for as many answers,
+asked in between; what is left when only the time at the model is taken away is printed beside it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from bench.brain.echo import echo
 from bench.brain.model import Plan
 from bench.brain.shown import Shown
 from bench.brain.watch import Watch
-from bench.brain.world import TURN_SECONDS, World, p50, start
+from bench.brain.world import TURN_SECONDS, World, first_piece, p50, start, timed
 from bench.figure import Figure
+from bench.log.world import fsync
 
 COMMAND = "echo hi"
 WARM_UP = 4
@@ -34,9 +38,10 @@ AFTER_SECONDS = 0.1  # what a turn leaves to be said after its end
 
 @dataclass
 class Measured:
-    """What the turns of one kind took. `steps` are ms by the step's name, in the order of a turn."""
+    """What the turns of one kind took. `steps` are ms from one mark to the next, by its name."""
 
     mesh: list[float] = field(default_factory=list)
+    with_sdk: list[float] = field(default_factory=list)
     calls: list[Counter[str]] = field(default_factory=list)
     steps: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
@@ -65,17 +70,18 @@ async def measure(size: str) -> AsyncIterator[Any]:
                 await _turn(world, watch, 1_000 + number, file, warm if number >= WARM_UP else Measured(), tool)
             for number in range(FIRST_TURNS[size]):
                 await _turn(world, None, 5_000 + number, file, first, tool)
+            async with echo(world) as called:
+                echo_ms = p50(await timed(called, 100))
+            fsync_ms = p50(fsync(Path(folder), 50))
     for figure in warm.figures("warm", WARM_CALLS) + first.figures("first", FIRST_CALLS):
         yield figure
-    tool_ms = {"tool_ms": round(tool, 2), "calls_are_counted": True}
-    yield Figure("time of the mesh in a warm turn with one tool", "ms", tuple(warm.mesh), MESH_MS, more=tool_ms)
+    beside = {"with_the_sdk_ms": round(p50(warm.with_sdk), 2), "tool_ms": round(tool, 2), "echo_ms": round(echo_ms, 3), "fsync_ms": round(fsync_ms, 3)}
+    yield Figure("time of the mesh in a warm turn with one tool", "ms", tuple(warm.mesh), MESH_MS, more=beside)
     yield Shown("time of the mesh in a first turn with one tool", {"p50_ms": round(p50(first.mesh), 2)})
 
 
 async def _turn(world: World, watch: Watch | None, number: int, file: Path, into: Measured, tool: float) -> None:
     """Has a turn, of a session that is made for it when there is none, and adds up what it took."""
-    import asyncio
-
     plan = Plan(COMMAND, number=number)
     before = len(file.read_text().splitlines()) if file.exists() else 0
     seen = 0
@@ -90,28 +96,22 @@ async def _turn(world: World, watch: Watch | None, number: int, file: Path, into
     ended, _ = await watch.until("turn_ended", seen, TURN_SECONDS)
     await asyncio.sleep(AFTER_SECONDS)
     calls = [json.loads(line) for line in file.read_text().splitlines()[before:]]
-    into.calls.append(Counter(_short(method) for method, _, _ in calls))
-    asked = [row for row in await world.seen() if row[0] == number]
-    (_, one, one_sent), (_, two, two_sent) = asked
-    model = (one_sent - one + two_sent - two) / 1e6
-    into.mesh.append((ended - sent) / 1e6 - model - tool)
-    came = {kind: at for at, kind, _ in watch.seen[seen:]}
-    execute = next((came, done) for method, came, done in calls if method.endswith("/Execute"))
-    steps: Sequence[tuple[str, int, int]] = (
-        ("message acknowledged", sent, emitted),
-        ("to the model asked", sent, one),
-        ("model answers", one, one_sent),
-        ("to the hand asked", one_sent, execute[0]),
-        ("hand executes", *execute),
-        ("to the model asked again", execute[1], two),
-        ("model answers again", two, two_sent),
-        ("to the turn's end at the client", two_sent, ended),
-        ("all", sent, ended),
-    )
-    for name, begin, end in steps:
-        into.steps[name].append((end - begin) / 1e6)
-    if "tool_finished" not in came:
+    into.calls.append(Counter(_short(method) for method, *_ in calls))
+    if not any(kind == "tool_finished" for _, kind, _ in watch.seen[seen:]):
         raise RuntimeError("the turn had no tool")
+    asked = [(one, done) for found, one, done in await world.seen() if found == number]
+    into.with_sdk.append((ended - sent - sum(done - one for one, done in asked)) / 1e6 - tool)
+    into.mesh.append((ended - sent) / 1e6 - sum(await timed(lambda: first_piece(world.sdk, Plan()), 2)) - tool)
+    marks = [(sent, "the client sends"), (emitted, "the client's call is answered"), (ended, "the client sees the end")]
+    for method, kinds, came, done in calls:
+        name = "+".join(kinds) or _short(method)
+        marks += [(came, f"{name} comes"), (done, f"{name} is done")]
+    for count, (one, done) in enumerate(asked, 1):
+        marks += [(one, f"request {count} is at the model"), (done, f"answer {count} is sent")]
+    marks.sort()
+    for (begin, _), (end, name) in pairwise(marks):
+        into.steps[f"until {name}"].append((end - begin) / 1e6)
+    into.steps["all"].append((ended - sent) / 1e6)
 
 
 def _short(method: str) -> str:

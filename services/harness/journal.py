@@ -39,6 +39,7 @@ class Journal:
         self._reader: asyncio.Task[None] | None = None
         self._newest_woke = 0
         self._caught_up = asyncio.Event()
+        self._owned = asyncio.Event()
 
     async def open(self) -> None:
         """Reads the log to its end as it is now."""
@@ -69,6 +70,11 @@ class Journal:
         self.epoch, self.grant = appended.first_position, appended.grant
         failpoints.hit("harness.woke")
         await self._applied([event], appended)
+        self._owned.set()
+
+    async def owned(self) -> None:
+        """Waits until the session is this harness's: before that, nothing is appended or shown."""
+        await self._owned.wait()
 
     async def say(self, *events: Event) -> None:
         """Appends facts, whatever came in between. A result that came second is dropped: the first one counts."""
@@ -87,6 +93,7 @@ class Journal:
         return True
 
     async def _append(self, events: tuple[Event, ...], expected: int | None) -> None:
+        await self.owned()
         deadline = asyncio.get_running_loop().time() + SAY_AGAIN_SECONDS
         while True:
             try:

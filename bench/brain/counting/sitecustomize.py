@@ -1,7 +1,7 @@
 """Counts what a service is asked, from within: put first on its PYTHONPATH, it wraps each server of grpc.aio.
 
-Each unary call is a line of JSON in the file that HANDMESH_BENCH_CALLS names: [method, when it came, when it was
-answered], in ns of the monotonic clock.
+Each unary call is a line of JSON in the file that HANDMESH_BENCH_CALLS names: [method, kinds of its events,
+when it came, when it was answered], in ns of the monotonic clock.
 """
 
 import json
@@ -33,7 +33,8 @@ def _counted(method, handler):
         try:
             return await handler.unary_unary(request, context)
         finally:
-            _file.write(json.dumps([method, came, time.monotonic_ns()]) + "\n")
+            events = [event.WhichOneof("kind") for event in getattr(request, "events", ())]
+            _file.write(json.dumps([method, events, came, time.monotonic_ns()]) + "\n")
 
     return grpc.unary_unary_rpc_method_handler(answer, handler.request_deserializer, handler.response_serializer)
 

@@ -59,11 +59,14 @@ class AnthropicModel:
         self._now = now
         self._silence = silence
         self._client: AsyncAnthropic | None = None
+        self._newest = ""
         self._making = asyncio.Lock()  # so that there is one client, however many ask at first
 
     async def newest(self) -> str:
         """Names the first model of the installed package's list, which is the newest. Loads the package."""
-        return await asyncio.to_thread(_newest)
+        if not self._newest:
+            self._newest = await asyncio.to_thread(_newest)
+        return self._newest
 
     async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
         """Sends a request and streams the answer (see `Model.ask`)."""

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handmesh.session.v1.event_pb2 import Event, ModelReplied
-from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters import codec
 from services.harness.core import Retry
 from services.harness.journal import Journal
 from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.renditions import render
 from services.harness.loops.messages.request import Request, written
+from services.harness.loops.messages.showing import Showing
 from services.harness.loops.messages.state import State, retried
 from services.harness.loops.messages.view import Block, conversation, view
 from services.harness.model_profiles import cost_micros
@@ -49,13 +49,15 @@ class Asking:
         state = self._state()
         blobs = await self._journal.shelf.opened(conversation(state), state.renditions.values())
         request = written(view(state, newest_model, blobs))
-        event_id = f"reply-{self._journal.epoch}-{state.head}"
+        epoch = self._journal.epoch or state.head + 1  # the session is ours from the next position on, or never
+        event_id = f"reply-{epoch}-{state.head}"
         try:
             answer = await self._stream(request.body, event_id)
             _check(answer, state)
         except ModelFailure as failure:
             await self._failed(state, failure, request.body, newest_model, blobs)
             return
+        await self._journal.owned()
         try:
             await self._replied(event_id, answer, request, state.head)
         except (Full, Refused, Invalid) as problem:
@@ -80,23 +82,14 @@ class Asking:
         failpoints.hit("harness.reply_stored")
 
     async def _stream(self, body: bytes, event_id: str) -> Answer:
-        previews = self._journal.log.previews(self._journal.epoch)
-        offsets: dict[int, int] = {}
-
-        def show(block: int, kind: str, piece: str) -> None:
-            preview = Preview(event_id=event_id, block_index=block, offset=offsets.get(block, 0))
-            setattr(preview, kind, piece)
-            offsets[block] = offsets.get(block, 0) + len(piece)
-            previews.show(preview)
-
+        showing = Showing(self._journal, event_id)
         try:
-            return await self._ports.model.ask(body, show)
+            return await self._ports.model.ask(body, showing.show)
         except (ModelFailure, asyncio.CancelledError):
-            if offsets:
-                previews.show(Preview(event_id=event_id, discarded=True))
+            showing.discard()
             raise
         finally:
-            await previews.close()
+            await showing.close()
 
     async def _failed(
         self,
@@ -110,6 +103,7 @@ class Asking:
         if failure.reason in PLAINER:
             plainer = retried(state, Retry(state.head, 0, 0.0, failure.reason))
             again = written(view(plainer, newest_model, blobs)).body != sent
+        await self._journal.owned()
         epoch, head, now = self._journal.epoch, state.head, self._ports.now()
         _log.info(
             "model failed", session_id=self._journal.log.session_id, reason=failure.reason, retryable=failure.retryable

@@ -40,6 +40,7 @@ class MessagesType:
             action = core.decide(turn.state, ports.now())
             if isinstance(action, core.Rest):
                 return action.until
+            turn.begin(action)
             await turn.journal.take_up(codec.woke(ids.mint("woke"), "messages", instance))
             progress.took_up(turn.journal.epoch)
             return await turn.work()
@@ -66,12 +67,18 @@ class Turn:
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
 
-    async def work(self) -> float | None:
-        """Works until the state says to rest; returns until when, if not only until something happens.
+    def begin(self, action: core.Action) -> None:
+        """Begins before the session is taken up what needs no epoch: the question to the model is on its way meanwhile.
 
-        The model's library loads while tools are looked up or run.
+        What it brings is appended under the epoch or, when another harness was faster, not at all. The model's library
+        loads while tools are looked up or run.
         """
         self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
+        if isinstance(action, core.AskModel):
+            self._start("model", self._ask())
+
+    async def work(self) -> float | None:
+        """Works until the state says to rest; returns until when, if not only until something happens."""
         while True:
             self.journal.check()
             head, now = self.state.head, self._ports.now()
