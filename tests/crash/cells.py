@@ -67,14 +67,14 @@ OUTSIDE = ["harness", "sandbox", "session", "nats", "vault_proxy"]
 
 PAUSES = [
     Cell(1, "harness.woke"),
-    Cell(2, "harness.model_asked"),
     Cell(3, "harness.model_streaming"),
-    Cell(4, "harness.model_answered"),
-    Cell(5, "harness.reply_stored"),
     Cell(6, "harness.call_started"),
     Cell(9, "harness.result_returned"),
-    Cell(10, "harness.result_stored"),
     Cell(13, "harness.decision_stored"),
+    Cell(2, "harness.model_asked"),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "harness.reply_stored"),
+    Cell(10, "harness.result_stored"),
     Cell(13, "harness.run_ended"),
     Cell(15, "harness.sandbox_made"),
 ]

@@ -24,9 +24,9 @@ from services.harness.core import BlobRef
 from services.harness.ports import Appended, Page
 from services.kit.channels import raised
 from services.kit.errors import Full, Unavailable
+from services.kit.grants import GRANT_KEY
 from services.kit.logs import Log
 
-GRANT_KEY = "x-handmesh-grant"
 EMIT_SECONDS = 15.0
 TRANSFER_SECONDS = 120.0  # of one blob, either way
 CHUNK_BYTES = 512 * 1024  # of one message of an upload
