@@ -81,7 +81,7 @@ def _ends(data: str, kind: str) -> bool:
     tail = _decoded(data[-(len(data) % 4 or 4) - 60 :] if len(data) > 64 else data)
     if tail is None or len(data) % 4:
         return False
-    return kind != "image/png" or b"IEND" in tail
+    return kind != "image/png" or b"IEND" in tail or b"IEND" in (_decoded(data) or b"")  # more may stand behind its end
 
 
 def fitted(block: Block, renditions: dict[str, list[Block]]) -> list[Block]:

@@ -14,7 +14,7 @@ from tests.e2e.test_mesh import ends, only, outcomes, turn
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.bwrap, pytest.mark.asyncio(loop_scope="module")]
 
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x08\0\0\0\x08\x08\x02\0\0\0"
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x08\0\0\0\x08\x08\x02\0\0\0" + bytes(8) + b"IEND\xaeB`\x82"
 
 
 async def held(session: Session, blob_id: str) -> bytes:

@@ -190,7 +190,9 @@ async def test_wake_is_for_anyone_at_any_time(client: Client) -> None:
     """Of an idle session it answers that there is nothing to do; of an unknown one NOT_FOUND."""
     session = await client.create_session(content="hello")
     await turn(session)
-    assert await session.wake() == 3
+    while (outcome := await session.wake()) == 2:  # the harness that ended the turn has not left yet
+        await asyncio.sleep(0)
+    assert outcome == 3
     assert (await refused(client.session(NOBODY).wake())).reason == "SESSION_NOT_FOUND"
 
 

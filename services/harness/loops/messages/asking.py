@@ -84,7 +84,9 @@ class Asking:
     async def _stream(self, body: bytes, event_id: str) -> Answer:
         showing = Showing(self._journal, event_id)
         try:
-            return await self._ports.model.ask(body, showing.show)
+            answer = await self._ports.model.ask(body, showing.show)
+            await showing.opened()
+            return answer
         except (ModelFailure, asyncio.CancelledError):
             showing.discard()
             raise

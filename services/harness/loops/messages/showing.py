@@ -27,6 +27,10 @@ class Showing:
             self._previews.show(preview)
         self._waiting.clear()
 
+    async def opened(self) -> None:
+        """Waits until what there is can be shown."""
+        await asyncio.shield(self._opening)
+
     def show(self, block: int, kind: str, piece: str) -> None:
         """Shows the next piece of a block (see `Model.ask`)."""
         preview = Preview(event_id=self._event_id, block_index=block, offset=self._offsets.get(block, 0))
