@@ -17,6 +17,7 @@ from handmesh.client.addresses import Addresses, local_api_key
 from handmesh.client.channels import Link
 from handmesh.harness.v1 import harness_pb2
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
+from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.health import Health
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import HOST, SERVICES, Ports, free_ports
@@ -81,23 +82,29 @@ class Crew:
 
     # --- processes ---
 
-    async def add_harness(self, name: str, capacity: int = 100) -> Process:
+    async def add_harness(self, name: str, capacity: int = 100) -> None:
         """Starts one more harness, and waits until it serves."""
-        mesh_port, client_port = free_ports(2)
+        while True:
+            (port,) = free_ports(1)
+            self.addresses[name] = f"{HOST}:{port}"
+            process = self.others[name] = self._harness(name, capacity)
+            try:
+                async with Health(process, port) as health:
+                    await process.ready(health.serving, within=READY_SECONDS)
+                return
+            except PartFailed as problem:
+                if "Failed to bind" not in str(problem):
+                    raise  # else somebody was faster with that port
+
+    def _harness(self, name: str, capacity: int) -> Process:
+        files = self.mesh.files
         environment = service_environment("harness", self.mesh.settings) | {
-            "HANDMESH_LISTEN": f"{HOST}:{mesh_port}",
-            "HANDMESH_CLIENT_LISTEN": f"{HOST}:{client_port}",
+            "HANDMESH_LISTEN": f"{HOST}:0",  # nobody dials a harness over the mesh
+            "HANDMESH_CLIENT_LISTEN": self.addresses[name],
             "HANDMESH_CAPACITY": str(capacity),
         }
-        files = self.mesh.files
-        command = Command(
-            name, [sys.executable, "-P", "-m", "services.harness"], environment, files.log(name), files.data_directory
-        )
-        self.addresses[name] = environment["HANDMESH_CLIENT_LISTEN"]
-        process = self.others[name] = Process.start(command)
-        async with Health(process, client_port) as health:
-            await process.ready(health.serving, within=READY_SECONDS)
-        return process
+        arguments = [sys.executable, "-P", "-m", "services.harness"]
+        return Process.start(Command(name, arguments, environment, files.log(name), files.data_directory))
 
     async def drop_harness(self, name: str) -> None:
         """Ends a harness; nobody starts it again."""

@@ -69,8 +69,13 @@ async def brains(crew: Crew) -> AsyncIterator[Any]:
         async def take_up(session_id: str) -> Brain:
             log = RemoteLog(SessionServiceStub(session), session_id)
             woke = pb.Event(event_id=mint("woke"), harness_woke=pb.HarnessWoke(harness="by_hand", instance="test:0"))
-            head = (await crew.client.session(session_id).get()).last_position
-            taken = await log.emit([woke], 0, head)
+            while True:
+                head = (await crew.client.session(session_id).get()).last_position
+                try:
+                    taken = await log.emit([woke], 0, head)
+                    break
+                except Conflict:
+                    continue  # vault_proxy has just said that a credential was used
             return Brain(log, RemoteHands(sandbox), RemoteServers(proxy), Standing(taken.first_position, taken.grant))
 
         yield take_up
@@ -172,7 +177,7 @@ async def test_stopped_brains_are_taken_over_from_and_leave(crew: Crew) -> None:
     """SIGSTOP past the deadline at many points, side by side; others take over and end the turns; SIGCONT: what the
     old brains still say is refused, and they leave."""
     await crew.whole()
-    cells = PAUSES[: size(5, len(PAUSES))]
+    cells = PAUSES[: size(3, len(PAUSES))]
     names = [f"alone{number}" for number in range(len(cells))]
     for name in ("harness", "second"):
         await crew.drop_harness(name)
