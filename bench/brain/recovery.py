@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.brain.model import Plan
 from bench.brain.shown import Shown
-from bench.brain.watch import Watch
+from bench.brain.watch import ANY_EVENT, Watch
 from bench.brain.world import Brain, World, p50, start
 from bench.figure import Figure
 
@@ -90,7 +90,7 @@ async def _kill(
         brains.remove(victim)
         clock = time.monotonic_ns()
         brains.append(await world.brain())
-    came, _ = await watch.until("", at, WAIT_SECONDS)
+    came, _ = await watch.until(ANY_EVENT, at, WAIT_SECONDS)
     found.next_event[doing].append((came - clock) / 1e9)
     ended, _ = await watch.until("turn_ended", at, WAIT_SECONDS)
     taker = [said.harness_woke.instance for _, kind, said in watch.seen[at:] if kind == "harness_woke"][0]

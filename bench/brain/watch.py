@@ -9,6 +9,8 @@ from typing import Any
 from handmesh.client.session import Session
 from handmesh.session.v1.session_pb2 import Preview
 
+ANY_EVENT = ""  # what is in the log; a preview is not
+
 
 class Watch:
     """Follows a session from its beginning. `seen` has (ns of the monotonic clock, kind, event or preview)."""
@@ -36,7 +38,7 @@ class Watch:
                 self._news.clear()
                 for at in range(at, len(self.seen)):
                     came, found, said = self.seen[at]
-                    if found == kind or not kind:
+                    if found == kind or (kind == ANY_EVENT and found != "preview"):
                         return came, said
                     if found == "error_raised":
                         raise RuntimeError(f"session {self.session.id}: {said.error_raised}")
