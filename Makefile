@@ -46,7 +46,7 @@ test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is
 
 .PHONY: drill
 drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 15 minutes)
-	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills tests/sandbox/attacks tests/conformance/test_hands.py $(ARGS)
+	@HANDMESH_DRILL=full $(PY) -m pytest tests/drills tests/crash tests/sandbox/attacks tests/conformance/test_hands.py $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs

@@ -15,8 +15,8 @@ from bench.brain.watch import Watch
 from bench.brain.world import World, first_piece, p50, percentile, start, timed
 from bench.figure import Figure
 
-BLOCKS = {"ci": 4, "full": 12}
-TURNS = {"ci": 20, "full": 50}
+BLOCKS = {"ci": 5, "full": 12}
+TURNS = {"ci": 12, "full": 50}
 WARM_UP = 10
 LATER_P50_MS, LATER_P95_MS = 2.5, 4.0
 ECHOES = 12.0

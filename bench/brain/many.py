@@ -19,14 +19,14 @@ from bench.brain.world import World, cpu_seconds, first_piece, p50, percentile, 
 from bench.figure import Figure
 
 STARTS_PER_SECOND, EVERY_MS = 5.0, 200.0
-PIECES = {"ci": 20, "full": 100}
-IN_FLIGHT = {"ci": 30, "full": 250}  # sessions that are started; those that start while it fills up do not count
+PIECES = {"ci": 15, "full": 100}
+IN_FLIGHT = {"ci": 24, "full": 250}  # sessions that are started; those that start while it fills up do not count
 FILLING = {"ci": 5, "full": 80}
 LATER_MS = 50.0
 BURST = {"ci": 30, "full": 100}
-ASLEEP = {"ci": 60, "full": 1_000}
-IDLE_SECONDS = {"ci": 3.0, "full": 10.0}
-SETTLE_SECONDS = {"ci": 1.0, "full": 5.0}
+ASLEEP = {"ci": 40, "full": 1_000}
+IDLE_SECONDS = {"ci": 1.5, "full": 10.0}
+SETTLE_SECONDS = {"ci": 0.5, "full": 5.0}
 AT_ONCE = 8
 FRESH_MB, USED_MB = 60.0, 130.0
 ASLEEP_MB, ASLEEP_CPU = 1.0, 0.5  # what a harness may need more, with sessions asleep: MB, and % of a CPU

@@ -18,8 +18,8 @@ from bench.brain.watch import Watch
 from bench.brain.world import Brain, World, p50, start
 from bench.figure import Figure
 
-KILLS = {"ci": 6, "full": 50}
-ALONE = {"ci": 2, "full": 10}
+KILLS = {"ci": 4, "full": 50}
+ALONE = {"ci": 1, "full": 10}
 TOOL_SECONDS, MODEL_MS = 0.6, 400.0
 NEXT_P50_SECONDS, NEXT_MAX_SECONDS, ALONE_SECONDS = 1.0, 2.0, 2.0
 WAIT_SECONDS = 60.0

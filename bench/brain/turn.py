@@ -29,8 +29,8 @@ from bench.log.world import fsync
 
 COMMAND = "echo hi"
 WARM_UP = 4
-TURNS = {"ci": 30, "full": 200}
-FIRST_TURNS = {"ci": 6, "full": 30}
+TURNS = {"ci": 20, "full": 200}
+FIRST_TURNS = {"ci": 5, "full": 30}
 WARM_CALLS, FIRST_CALLS = 8, 12
 MESH_MS = 15.0
 AFTER_SECONDS = 0.1  # what a turn leaves to be said after its end

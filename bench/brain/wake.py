@@ -12,7 +12,7 @@ from bench.brain.world import World, p50, percentile, start
 from bench.figure import Figure
 
 EVENTS = 1_000
-WAKES = {"ci": 20, "full": 100}
+WAKES = {"ci": 12, "full": 100}
 BOUND_MS = 40.0
 SLEEP_SECONDS = 0.05  # until its harness has let go of it
 WARM_UP = 5

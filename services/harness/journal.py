@@ -12,7 +12,7 @@ from collections.abc import Callable
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
 from services.harness.core import Fact, Replied, Woke
-from services.harness.ports import Appended, SessionLog
+from services.harness.ports import Appended, SessionLog, Standing
 from services.harness.shelf import Shelf
 from services.kit import failpoints
 from services.kit.errors import Conflict, Refused, Unavailable
@@ -56,6 +56,11 @@ class Journal:
             await asyncio.wait({self._reader})
             if not self._reader.cancelled():
                 self._reader.exception()  # `check` has raised it if anybody was there to hear
+
+    @property
+    def standing(self) -> Standing:
+        """What is shown to hands."""
+        return Standing(self.epoch, self.grant)
 
     def check(self) -> None:
         """Raises what stopped the reading, or Fenced when another harness has woken since."""

@@ -134,19 +134,27 @@ class Sandbox:
     unenforced_limits: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What a harness acts under: its epoch of the session, and the grant that came with it."""
+
+    epoch: int
+    grant: str = field(default="", repr=False)
+
+
 class Hands(Protocol):
-    """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors."""
+    """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors, Conflict (`EPOCH_STALE`) among them."""
 
     async def tools(self, spec: bytes) -> Toolbox:
         """Lists the tools that the hand will have. Provisions nothing."""
 
-    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
+    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
         """Makes the hand's sandbox. Idempotent by session, hand and generation."""
 
-    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, epoch: int) -> ToolResult:
+    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         """Runs a tool once, however often it is called with the id, and waits for its result."""
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         """Kills an execution, or makes sure that it never starts."""
 
 

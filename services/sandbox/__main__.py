@@ -8,10 +8,12 @@ import sys
 from handmesh.sandbox.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.kit import channels
+from services.kit.grants import Grants
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.sandbox import backends, environments
 from services.sandbox.hand import HandSettings
+from services.sandbox.leave import Leave
 from services.sandbox.mounts import Mounts
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
@@ -48,13 +50,14 @@ async def run(settings: Settings) -> None:
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
     sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds))
+    grants = Grants(SessionServiceStub(channel), lambda _session_id, _below_epoch: None) if channel else None
+    leave = Leave(hands, SessionService(channel) if channel is not None else None, grants)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
     server = Server(settings)
-    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes), server.grpc)
+    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    background = [
-        asyncio.create_task(work) for work in (sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run())
-    ]
+    works = [sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run(), *([grants.watch()] if grants else [])]
+    background = [asyncio.create_task(work) for work in works]
     try:
         await until_signal()
     finally:

@@ -11,17 +11,20 @@ from services.kit.identity import current as caller
 from services.sandbox import messages
 from services.sandbox.hand import Chunk
 from services.sandbox.later import Later
+from services.sandbox.leave import Leave
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
 class SandboxServicer(Later):
     """Serves `handmesh.sandbox.v1.SandboxService`."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
-        """Serves these sandboxes."""
+    def __init__(self, sandboxes: Sandboxes, leave: Leave) -> None:
+        """Serves these sandboxes to those who have leave."""
         self._sandboxes = sandboxes
+        self._leave = leave
 
     async def Provision(self, request: pb.ProvisionRequest, context: Context) -> pb.ProvisionResponse:
+        await self._leave.to_provision(context, request.session_id, request.epoch)
         wanted = Wanted(
             request.environment,
             request.session_id,
@@ -35,6 +38,7 @@ class SandboxServicer(Later):
         return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
+        await self._leave.to_act(context, request.sandbox_id, request.epoch)
         call = Call(
             request.sandbox_id,
             request.name,
@@ -49,6 +53,7 @@ class SandboxServicer(Later):
     async def WatchExecution(
         self, request: pb.WatchExecutionRequest, context: Context
     ) -> AsyncIterator[pb.WatchExecutionResponse]:
+        await self._leave.to_look(request.sandbox_id)
         offset = request.offset
         async for said in self._sandboxes.watch(request.sandbox_id, request.execution_id, request.offset):
             if isinstance(said, Chunk):
@@ -58,16 +63,19 @@ class SandboxServicer(Later):
                 yield pb.WatchExecutionResponse(result=messages.result(said), next_offset=offset)
 
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
+        await self._leave.to_act(context, request.sandbox_id, request.epoch)
         messages.needed(request.execution_id)
         await self._sandboxes.cancel(request.sandbox_id, request.execution_id, request.epoch)
         return pb.CancelExecutionResponse()
 
     async def ListExecutions(self, request: pb.ListExecutionsRequest, context: Context) -> pb.ListExecutionsResponse:
+        await self._leave.to_look(request.sandbox_id)
         known = await self._sandboxes.executions(request.sandbox_id)
         return pb.ListExecutionsResponse(executions=[messages.execution(execution) for execution in known])
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         if request.WhichOneof("of") == "sandbox_id":
+            await self._leave.to_look(request.sandbox_id)
             found = await self._sandboxes.tools_of(request.sandbox_id)
         else:
             found = self._sandboxes.tools_by_environment(request.environment)
@@ -91,24 +99,29 @@ class SandboxServicer(Later):
         return answer
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
-        await self._sandboxes.release(request.sandbox_id)
+        if await self._leave.to_release(request.sandbox_id):
+            await self._sandboxes.release(request.sandbox_id)
         return pb.ReleaseResponse()
 
     async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
+        await self._leave.to_look(request.sandbox_id)
         found, more = await self._sandboxes.files(request.sandbox_id, request.path)
         return pb.ListFilesResponse(files=map(messages.file_info, found), truncated=more)
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.ReadFileResponse]:
+        await self._leave.to_look(request.sandbox_id)
         pieces = self._sandboxes.read_file(request.sandbox_id, request.path, request.offset)
         async with aclosing(pieces):
             async for piece in pieces:
                 yield pb.ReadFileResponse(chunk=piece)
 
     async def PutResources(self, request: pb.PutResourcesRequest, context: Context) -> pb.PutResourcesResponse:
+        await self._leave.to_act(context, request.sandbox_id, request.epoch)
         resources = [messages.resource(it) for it in request.resources]
         await self._sandboxes.put(request.sandbox_id, resources, request.epoch, caller().tenant)
         return pb.PutResourcesResponse()
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
+        await self._leave.to_act(context, request.sandbox_id, request.epoch)
         kept = await self._sandboxes.checkpoint(request.sandbox_id, request.epoch, caller().tenant)
         return pb.CheckpointResponse(checkpoint_id=kept)

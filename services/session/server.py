@@ -14,6 +14,7 @@ from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
 from services.kit.errors import Invalid
+from services.kit.grants import GRANT_KEY
 from services.kit.guard import encoded
 from services.kit.identity import current as caller
 from services.session import codec
@@ -33,8 +34,6 @@ from services.session.upkeep import Upkeep
 from services.session.verifying import Verifier
 from services.session.watcher import Watcher
 from services.session.writer import Writer
-
-GRANT_KEY = "x-handmesh-grant"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

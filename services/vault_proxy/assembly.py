@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import add_VaultProxyServiceServicer_to_server
 from services.kit import channels, serving
+from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.executions import Executions
-from services.vault_proxy.grants import Grants
 from services.vault_proxy.mcp.connections import Connections, Limits
 from services.vault_proxy.server import NAME, VaultProxy
 from services.vault_proxy.settings import Settings

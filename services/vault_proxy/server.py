@@ -11,15 +11,14 @@ from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServicer
 from services.kit import identity
 from services.kit.errors import Invalid, Unauthenticated, Unimplemented
+from services.kit.grants import Grants, shown
 from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
-from services.vault_proxy.grants import GRANT_KEY, Access, Grants
-from services.vault_proxy.secret import Secret
+from services.vault_proxy.grants import Access, access_of
 from services.vault_proxy.tools import Call, Tools
 from services.vault_proxy.vaults import Credential, Vault, Vaults
 
 NAME = "handmesh.vault_proxy.v1.VaultProxyService"
-GRANT_CHARACTERS = 512
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -100,17 +99,10 @@ class VaultProxy(VaultProxyServiceServicer):
 
     async def _access(self, context: Context) -> Access:
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
-        access = await self._grants.check(_grant(context))
+        access = access_of(await self._grants.check(shown(context.invocation_metadata())))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
         return access
-
-
-def _grant(context: Context) -> Secret[str]:
-    found = [value for key, value in context.invocation_metadata() or () if key == GRANT_KEY]
-    if len(found) != 1 or not isinstance(found[0], str) or not 0 < len(found[0]) <= GRANT_CHARACTERS:
-        raise Unauthenticated("GRANT_INVALID", f"send the session's grant, once, as metadata {GRANT_KEY}")
-    return Secret(found[0])
 
 
 def _tenant() -> str:

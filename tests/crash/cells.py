@@ -1,6 +1,6 @@
 """The crash matrix: which step of a turn (`research` calls them 0 to 15), who is struck there and how.
 
-A cell that needs another kind of session than two parallel calls says so. `docs/crash.md` has the table; a test holds
+A cell that needs another kind of session than two parallel calls says so. docs/crash.md has the table; a test holds
 the two equal.
 """
 
@@ -67,14 +67,14 @@ OUTSIDE = ["harness", "sandbox", "session", "nats", "vault_proxy"]
 
 PAUSES = [
     Cell(1, "harness.woke"),
-    Cell(2, "harness.model_asked"),
     Cell(3, "harness.model_streaming"),
-    Cell(4, "harness.model_answered"),
-    Cell(5, "harness.reply_stored"),
     Cell(6, "harness.call_started"),
     Cell(9, "harness.result_returned"),
-    Cell(10, "harness.result_stored"),
     Cell(13, "harness.decision_stored"),
+    Cell(2, "harness.model_asked"),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "harness.reply_stored"),
+    Cell(10, "harness.result_stored"),
     Cell(13, "harness.run_ended"),
     Cell(15, "harness.sandbox_made"),
 ]
@@ -112,3 +112,40 @@ ERRORS = {
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
+
+
+STEPS = (
+    "a message is in the log, no harness has the session",
+    "a harness has the session, nothing else is done",
+    "the model was asked, nothing has come back",
+    "the model answers",
+    "the answer is whole, and not in the log",
+    "the answer is in the log, its calls have not begun",
+    "a call is in the log as started, the hand was not asked",
+    "a command runs",
+    "a command is done, nobody was told",
+    "a result has come back, and is not in the log",
+    "some results of several are in the log",
+    "a server's tool was called",
+    "a person or a client is asked",
+    "the turn has ended, the claim is held",
+    "a session ends",
+    "a sandbox is made",
+)
+
+
+def table() -> list[str]:
+    """Returns the rows of docs/crash.md: what is done at each step, and to whom."""
+    done: dict[int, list[str]] = {step: [] for step in range(len(STEPS))}
+    for cell in [*KILLS, *ENDS]:
+        done[cell.step].append(f"kill `{cell.point}`{_kind(cell)}")
+    done[7] += [f"kill {victim}" for victim in OUTSIDE]
+    for cell in PAUSES:
+        done[cell.step].append(f"stop past the deadline `{cell.point}`")
+    for cell in SHORT_PAUSES:
+        done[cell.step].append(f"stop for 1 s `{cell.point}`{_kind(cell)}")
+    return [f"| {step} | {STEPS[step]} | {', '.join(dict.fromkeys(what))} |" for step, what in done.items()]
+
+
+def _kind(cell: Cell) -> str:
+    return "" if cell.kind == "both" else f" ({cell.kind})"

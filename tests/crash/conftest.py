@@ -1,4 +1,4 @@
-"""One mesh for all cells of a module: what a cell kills is started again, and nothing else."""
+"""One mesh for all tests of this folder: what a cell kills is started again, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.crash.crew import Crew
 from tests.crash.crew import crew as start
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def crew(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Crew]:
     """A running crew."""
     async with start(tmp_path_factory.mktemp("crash")) as running:

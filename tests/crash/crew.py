@@ -15,6 +15,9 @@ from pathlib import Path
 from handmesh.client import Client, connect
 from handmesh.client.addresses import Addresses, local_api_key
 from handmesh.client.channels import Link
+from handmesh.harness.v1 import harness_pb2
+from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
+from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.health import Health
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import HOST, SERVICES, Ports, free_ports
@@ -49,6 +52,7 @@ class Crew:
     failpoints: Path
     shop: Shop
     others: dict[str, Process] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)  # of the others, for clients
     wanted: set[str] = field(default_factory=lambda: {*SERVICES, "nats", "openbao"})
     starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -78,26 +82,49 @@ class Crew:
 
     # --- processes ---
 
-    async def add_harness(self, name: str, capacity: int = 100) -> Process:
+    async def add_harness(self, name: str, capacity: int = 100) -> None:
         """Starts one more harness, and waits until it serves."""
-        mesh_port, client_port = free_ports(2)
+        while True:
+            (port,) = free_ports(1)
+            self.addresses[name] = f"{HOST}:{port}"
+            process = self.others[name] = self._harness(name, capacity)
+            try:
+                async with Health(process, port) as health:
+                    await process.ready(health.serving, within=READY_SECONDS)
+                return
+            except PartFailed as problem:
+                if "Failed to bind" not in str(problem):
+                    raise  # else somebody was faster with that port
+
+    def _harness(self, name: str, capacity: int) -> Process:
+        files = self.mesh.files
         environment = service_environment("harness", self.mesh.settings) | {
-            "HANDMESH_LISTEN": f"{HOST}:{mesh_port}",
-            "HANDMESH_CLIENT_LISTEN": f"{HOST}:{client_port}",
+            "HANDMESH_LISTEN": f"{HOST}:0",  # nobody dials a harness over the mesh
+            "HANDMESH_CLIENT_LISTEN": self.addresses[name],
             "HANDMESH_CAPACITY": str(capacity),
         }
-        files = self.mesh.files
-        command = Command(
-            name, [sys.executable, "-P", "-m", "services.harness"], environment, files.log(name), files.data_directory
-        )
-        process = self.others[name] = Process.start(command)
-        async with Health(process, client_port) as health:
-            await process.ready(health.serving, within=READY_SECONDS)
-        return process
+        arguments = [sys.executable, "-P", "-m", "services.harness"]
+        return Process.start(Command(name, arguments, environment, files.log(name), files.data_directory))
 
     async def drop_harness(self, name: str) -> None:
-        """Ends one of the others, for good."""
-        await self.others.pop(name).stop()
+        """Ends a harness; nobody starts it again."""
+        if name in self.others:
+            await self.others.pop(name).stop()
+            return
+        self.wanted.discard(name)
+        os.kill(self.mesh.pids[name], signal.SIGTERM)
+        async with asyncio.timeout(READY_SECONDS):
+            while name in self.mesh.pids:
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def runs(self, name: str) -> int:
+        """Counts the sessions that one of the others is at work on."""
+        link = Link(self.addresses[name], local_api_key(self.mesh.files.data_directory), None)
+        try:
+            found = await link.call(HarnessServiceStub(link.channel).ListRuns, harness_pb2.ListRunsRequest())
+            return len(found.runs)
+        finally:
+            await link.close()
 
     async def keep(self) -> None:
         """Starts again what has died, for ever, as an operator's process supervisor would."""

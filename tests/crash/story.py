@@ -116,6 +116,11 @@ class Story:
             given = pb.CustomToolAnswered(tool_use_id=call, result=result)
             await self.emit(pb.Event(event_id=f"mine-{call}", custom_tool_answered=given))
 
+    def owner(self) -> int:
+        """Returns the process id of the harness that has the session, or had it last."""
+        woke = [event.harness_woke for event in self.watched if event.HasField("harness_woke")]
+        return int(woke[-1].instance.rpartition(":")[2]) if woke else 0
+
     async def log(self) -> list[pb.Event]:
         """Returns the whole log as it is now."""
 

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.vault,
     pytest.mark.bwrap,
     pytest.mark.timeout(300),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="package"),
 ]
 
 TIMES = size(1, 5)
@@ -64,12 +64,6 @@ async def running(story: Story) -> None:
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def owner(story: Story) -> int:
-    """Returns the process id of the harness that has the session."""
-    woke = [event.harness_woke for event in story.watched if event.HasField("harness_woke")]
-    return int(woke[-1].instance.rpartition(":")[2])
-
-
 @pytest.mark.parametrize("victim", OUTSIDE * TIMES)
 async def test_a_kill_while_a_command_runs(crew: Crew, victim: str) -> None:
     """Step 7: the command runs on and ran once; whoever has the session then gets its output."""
@@ -77,7 +71,7 @@ async def test_a_kill_while_a_command_runs(crew: Crew, victim: str) -> None:
     async with asyncio.TaskGroup() as group:
         group.create_task(finish(story))
         await running(story)
-        os.kill(owner(story) if victim == "harness" else crew.pids()[victim], signal.SIGKILL)
+        os.kill(story.owner() if victim == "harness" else crew.pids()[victim], signal.SIGKILL)
     await crew.whole()
 
 

@@ -13,7 +13,6 @@ from handmesh.session.v1.config_pb2 import CustomTool, SessionConfig
 from tests.harness.api import Session, client, talking
 from tests.harness.test_model_turns import LS
 
-TURNS = 40
 SYSTEM = "Be good. " * 600
 
 
@@ -34,21 +33,22 @@ def last_mark(body: dict[str, Any]) -> int:
     return 1 + max(place for place, block in enumerate(blocks, 1) if "cache_control" in block)
 
 
-SCRIPT = {
-    "default": {
-        "repeat": True,
-        "steps": [
-            {"say": [{"thinking": "hm"}, {"text": "at once"}, *[LS] * 25]},
-            {"say": [{"text": "and once more"}, LS]},
-            {"say": [{"text": "done"}]},
-        ],
-    }
-}
+def script(calls: int) -> dict[str, Any]:
+    """A turn of three replies, the first with so many calls at once."""
+    steps = [
+        {"say": [{"thinking": "hm"}, {"text": "at once"}, *[LS] * calls]},
+        {"say": [{"text": "and once more"}, LS]},
+        {"say": [{"text": "done"}]},
+    ]
+    return {"default": {"repeat": True, "steps": steps}}
 
 
-@pytest.mark.parametrize("system", [SYSTEM, ""])
-async def test_forty_turns_read_what_the_turns_before_have_written(tmp_path: Path, system: str) -> None:
-    """25 calls in a reply, parallel, with thinking; each turn in another process's harness that reads the log anew.
+# More than 20 blocks in a turn are more than the API looks back from a marker.
+@pytest.mark.parametrize(("system", "turns", "calls"), [(SYSTEM, 40, 2), ("", 6, 25)])
+async def test_each_turn_reads_what_the_turns_before_have_written(
+    tmp_path: Path, system: str, turns: int, calls: int
+) -> None:
+    """Parallel calls, with thinking; each turn in another process's harness that reads the log anew.
 
     Each request begins with the one before, up to its last marker; four markers at most; the log's hashes say so, and
     the API's accounts show that all of it was read from the cache.
@@ -57,9 +57,9 @@ async def test_forty_turns_read_what_the_turns_before_have_written(tmp_path: Pat
         CustomTool(name=f"own_{n}", description="x" * 300, input_schema_json='{"type":"object"}') for n in range(9)
     ]
     config = SessionConfig(system=system, custom_tools=tools)
-    async with talking(tmp_path, SCRIPT, config=config) as (server, session):
+    async with talking(tmp_path, script(calls), config=config) as (server, session):
         await session.run()
-        for turn in range(TURNS - 1):
+        for turn in range(turns - 1):
             async with client(tmp_path, server.base_url) as model:
                 later = Session(model)
                 later.log, later.hands = session.log, session.hands
@@ -67,7 +67,7 @@ async def test_forty_turns_read_what_the_turns_before_have_written(tmp_path: Pat
                 await later.say(f"turn {turn}")
     requests = [request.body for request in server.requests if request.body is not None]
     assert {request.status for request in server.requests} == {200}
-    assert len(requests) == TURNS * 3
+    assert len(requests) == turns * 3
     assert all(0 < marks(body) <= 4 for body in requests)
     for before, after in itertools.pairwise(requests):
         reach = last_mark(before)
@@ -84,7 +84,7 @@ async def test_forty_turns_read_what_the_turns_before_have_written(tmp_path: Pat
 
 async def test_a_change_before_the_end_shows_in_the_log(tmp_path: Path) -> None:
     """Another system prompt: the prefix is no longer the prompt before, and the log's hashes differ."""
-    async with talking(tmp_path, SCRIPT, config=SessionConfig(system="one")) as (_, session):
+    async with talking(tmp_path, script(25), config=SessionConfig(system="one")) as (_, session):
         await session.run()
         session.log.events[0].session_started.config.system = "two"
         await session.say("next")
@@ -95,11 +95,11 @@ async def test_a_change_before_the_end_shows_in_the_log(tmp_path: Path) -> None:
 
 async def test_the_request_of_a_reply_can_be_built_again(tmp_path: Path) -> None:
     """Three messages land while the model streams: what another harness would send is what was sent, by its hash."""
-    async with talking(tmp_path, SCRIPT) as (server, session):
+    async with talking(tmp_path, script(25)) as (server, session):
         await session.run()
         first = [request.body for request in server.requests]
         hashes = [it.request_hash for it in session.log.only("model_replied")]
-    async with talking(tmp_path, SCRIPT) as (server, again):
+    async with talking(tmp_path, script(25)) as (server, again):
         await again.run()
     assert [request.body for request in server.requests] == first
     assert [it.request_hash for it in again.log.only("model_replied")] == hashes

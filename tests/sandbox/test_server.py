@@ -23,6 +23,7 @@ from services.kit.ids import mint
 from services.sandbox.backends import Backends
 from services.sandbox.environments import BUILT_IN
 from services.sandbox.hand import HandSettings
+from services.sandbox.leave import Leave
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.server import SandboxServicer
 from tests.support.git import planting
@@ -40,7 +41,7 @@ async def stub(tmp_path: Path) -> AsyncIterator[Any]:
     """The service, as a client with an API key sees it; its sandboxes are released at the end."""
     backends = Backends(HandSettings(tmp_path / "state", allow_unisolated=True))
     sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(tmp_path))
-    servicer = SandboxServicer(sandboxes)
+    servicer = SandboxServicer(sandboxes, Leave(backends))
     async with served(
         tmp_path, "sandbox", lambda server: add_SandboxServiceServicer_to_server(servicer, server), NAME
     ) as it:
@@ -270,7 +271,7 @@ async def test_environments_say_whether_they_can_be_followed(stub: Any) -> None:
 async def test_no_isolation_is_never_a_fallback(tmp_path: Path) -> None:
     """The unisolated backend refuses unless it is allowed, and names the switch; an engine that is not there, too."""
     backends = Backends(HandSettings(tmp_path / "state", docker_host="unix:///nowhere.sock"))
-    servicer = SandboxServicer(Sandboxes(backends, BUILT_IN, planting=planting(tmp_path)))
+    servicer = SandboxServicer(Sandboxes(backends, BUILT_IN, planting=planting(tmp_path)), Leave(backends))
     async with (
         served(tmp_path, "sandbox", lambda server: add_SandboxServiceServicer_to_server(servicer, server), NAME) as it,
         it.as_client() as channel,

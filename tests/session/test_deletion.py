@@ -184,7 +184,7 @@ async def test_what_nobody_named_is_purged(own_nats_server: NatsServer, run: Run
         assert await sweeper.sweep() == 0
         assert len(await objects.list(session)) == 1 and len(await objects.list(store)) == 2
         request = pb.DownloadBlobRequest(session_id=session, blob_id=blob.blob_id)
-        assert [answer.chunk async for answer in service.client.DownloadBlob(request)] == [b"kept"]
+        assert b"".join([answer.chunk async for answer in service.client.DownloadBlob(request)]) == b"kept"
         assert [(await memories.read(store, "a/b", number, None))[1] for number in (1, 2)] == [b"one", b"two"]
 
 

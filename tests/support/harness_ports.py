@@ -14,7 +14,7 @@ from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import calls_of, fact_of
 from services.harness.core import BlobRef, ToolResult, ToolSpec
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Toolbox
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
 from services.kit import ids
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 
@@ -191,7 +191,7 @@ class MemoryHands:
         tools = [ToolSpec(name, "Runs a command.", '{"type":"object"}') for name in self.names]
         return Toolbox(tools, environment, "For tests.")
 
-    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
+    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
         self.asked.append(hand)
         if self.refusal is not None:
             raise self.refusal
@@ -200,7 +200,7 @@ class MemoryHands:
         made = self.sandboxes.setdefault(f"{hand}/{generation}", f"sbx_{len(self.sandboxes):026d}")
         return Sandbox(made, "default")
 
-    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, epoch: int) -> ToolResult:
+    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         if sandbox_id not in self.sandboxes.values():
             raise Gone("SANDBOX_GONE", "gone")
         if execution_id not in self.executions:
@@ -216,7 +216,7 @@ class MemoryHands:
             return ToolResult("half", "INTERRUPTED")
         return ToolResult(f"{tool} ran")
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         self.cancelled.append(execution_id)
         if execution_id in self.executions:
             self.executions[execution_id].cancel()

@@ -197,7 +197,7 @@ async def test_a_grant_is_in_no_log(proxy: Proxy, shop_grant: str, logs: io.Stri
         except grpc.aio.AioRpcError as problem:
             told = everything_in(problem)
     assert shop_grant not in told + logs.getvalue()
-    assert "services.vault_proxy" in logs.getvalue(), "the control: logs were heard"
+    assert "services.kit.grants" in logs.getvalue(), "the control: logs were heard"
 
 
 async def test_a_vault_that_fails_shows_nothing(

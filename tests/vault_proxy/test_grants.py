@@ -12,10 +12,9 @@ import pytest
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
-from services.kit import ids
+from services.kit import grants, ids
 from services.kit.channels import raised
 from services.kit.errors import Unauthenticated, Unavailable
-from services.vault_proxy import grants
 from tests.support.mesh_server import Served
 from tests.vault_proxy.conftest import Proxy, Start
 from tests.vault_proxy.session_peer import GRANT_KEY, SessionPeer

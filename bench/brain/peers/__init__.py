@@ -21,10 +21,10 @@ from bench.brain.shown import Shown
 from bench.brain.world import start
 from bench.figure import Figure, Unmeasured
 
-TOOL_SECONDS = {"ci": 2.0, "full": 10.0}
+TOOL_SECONDS = {"ci": 1.0, "full": 10.0}
 PART = 0.5  # of the tool's time, until the kill
 MORE = 10
-PATIENCE_SECONDS = {"ci": 15.0, "full": 45.0}  # after the tool could have ended
+PATIENCE_SECONDS = {"ci": 8.0, "full": 45.0}  # after the tool could have ended
 AFTER_TOOL_SECONDS = 2.0
 
 

@@ -153,6 +153,8 @@ class SandboxServiceServicer:
         * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
         resource that cannot be put where it should go (`RESOURCE_INVALID`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+        * `UNAUTHENTICATED`: a harness provisions for a session without its grant
+        in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
         * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
         * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
         the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
@@ -181,6 +183,8 @@ class SandboxServiceServicer:
         * `ALREADY_EXISTS`: the `execution_id` was used with another name or input
         (`EXECUTION_ID_REUSED`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+        * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
+        in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,6 +54,8 @@ class SandboxServiceStub:
     * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
       resource that cannot be put where it should go (`RESOURCE_INVALID`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+    * `UNAUTHENTICATED`: a harness provisions for a session without its grant
+      in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
     * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
       the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
@@ -78,6 +80,8 @@ class SandboxServiceStub:
     * `ALREADY_EXISTS`: the `execution_id` was used with another name or input
       (`EXECUTION_ID_REUSED`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+    * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
+      in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     """
     WatchExecution: _grpc.UnaryStreamMultiCallable[_sandbox_pb2.WatchExecutionRequest, _sandbox_pb2.WatchExecutionResponse]
     """Sends an execution's output from an offset on, as it is written, then its
@@ -185,6 +189,8 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
       resource that cannot be put where it should go (`RESOURCE_INVALID`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+    * `UNAUTHENTICATED`: a harness provisions for a session without its grant
+      in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
     * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
       the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
@@ -209,6 +215,8 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     * `ALREADY_EXISTS`: the `execution_id` was used with another name or input
       (`EXECUTION_ID_REUSED`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+    * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
+      in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     """
     WatchExecution: _aio.UnaryStreamMultiCallable[_sandbox_pb2.WatchExecutionRequest, _sandbox_pb2.WatchExecutionResponse]  # type: ignore[assignment]
     """Sends an execution's output from an offset on, as it is written, then its
@@ -319,6 +327,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
           resource that cannot be put where it should go (`RESOURCE_INVALID`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+        * `UNAUTHENTICATED`: a harness provisions for a session without its grant
+          in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
         * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
         * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
           the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
@@ -349,6 +359,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         * `ALREADY_EXISTS`: the `execution_id` was used with another name or input
           (`EXECUTION_ID_REUSED`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
+        * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
+          in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
         """
 
     @_abc_1.abstractmethod

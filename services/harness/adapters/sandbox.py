@@ -9,9 +9,10 @@ from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 from handmesh.session.v1.config_pb2 import HandSpec
 from services.harness.adapters.codec import result_of
 from services.harness.core import ToolResult, ToolSpec
-from services.harness.ports import Sandbox, Toolbox
+from services.harness.ports import Sandbox, Standing, Toolbox
 from services.kit.channels import raised
 from services.kit.errors import Unimplemented
+from services.kit.grants import GRANT_KEY
 
 LOOK_UP_SECONDS = 10.0
 PROVISION_SECONDS = 300.0
@@ -38,7 +39,7 @@ class RemoteHands:
         ]
         return Toolbox(tools, answer.environment, answer.environment_description)
 
-    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, epoch: int) -> Sandbox:
+    async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
         """Makes the hand's sandbox."""
         wanted = _environment(spec)
         request = pb.ProvisionRequest(
@@ -46,32 +47,36 @@ class RemoteHands:
             resources=wanted.resources,
             request_id=f"{session_id}/{hand}/{generation}",
             session_id=session_id,
-            epoch=epoch,
+            epoch=under.epoch,
             hand=hand,
         )
         try:
-            made = (await self._stub.Provision(request, timeout=PROVISION_SECONDS)).sandbox
+            made = (await self._stub.Provision(request, metadata=_shown(under), timeout=PROVISION_SECONDS)).sandbox
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
         return Sandbox(made.sandbox_id, made.environment, tuple(made.unenforced_limits))
 
-    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, epoch: int) -> ToolResult:
+    async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         """Runs a tool once and waits for its result: as long as the environment lets it run."""
         request = pb.ExecuteRequest(
-            sandbox_id=sandbox_id, name=tool, input=input, execution_id=execution_id, epoch=epoch
+            sandbox_id=sandbox_id, name=tool, input=input, execution_id=execution_id, epoch=under.epoch
         )
         try:
-            return result_of((await self._stub.Execute(request)).result)
+            return result_of((await self._stub.Execute(request, metadata=_shown(under))).result)
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         """Kills an execution."""
-        request = pb.CancelExecutionRequest(sandbox_id=sandbox_id, execution_id=execution_id, epoch=epoch)
+        request = pb.CancelExecutionRequest(sandbox_id=sandbox_id, execution_id=execution_id, epoch=under.epoch)
         try:
-            await self._stub.CancelExecution(request, timeout=CANCEL_SECONDS)
+            await self._stub.CancelExecution(request, metadata=_shown(under), timeout=CANCEL_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
+
+
+def _shown(under: Standing) -> tuple[tuple[str, str], ...]:
+    return ((GRANT_KEY, under.grant),)
 
 
 def _environment(spec: bytes) -> HandSpec:

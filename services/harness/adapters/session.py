@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,9 @@ from services.harness.core import BlobRef
 from services.harness.ports import Appended, Page
 from services.kit.channels import raised
 from services.kit.errors import Full, Unavailable
+from services.kit.grants import GRANT_KEY
 from services.kit.logs import Log
 
-GRANT_KEY = "x-handmesh-grant"
 EMIT_SECONDS = 15.0
 TRANSFER_SECONDS = 120.0  # of one blob, either way
 CHUNK_BYTES = 512 * 1024  # of one message of an upload
@@ -130,7 +131,7 @@ class PreviewStream:
         self._first = PublishPreviewsRequest(session_id=session_id, epoch=epoch)
         self._pieces: list[Preview] = []
         self._news = asyncio.Event()
-        self._closed = False
+        self._closed = asyncio.Event()
         self._sender = asyncio.create_task(self._send(), name="previews")
 
     def show(self, preview: Preview) -> None:
@@ -141,7 +142,7 @@ class PreviewStream:
 
     async def close(self) -> None:
         """Sends what is left."""
-        self._closed = True
+        self._closed.set()
         self._news.set()
         await asyncio.wait({self._sender}, timeout=CLOSE_SECONDS)
         self._sender.cancel()
@@ -156,10 +157,11 @@ class PreviewStream:
                 yield PublishPreviewsRequest(
                     session_id=self._first.session_id, epoch=self._first.epoch, previews=pieces
                 )
-            if self._closed and not self._pieces:
+            if self._closed.is_set() and not self._pieces:
                 return
-            if not self._closed:
-                await asyncio.sleep(PREVIEW_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PREVIEW_SECONDS):
+                    await self._closed.wait()  # the reply is said after the last piece: it does not wait for more
 
     async def _send(self) -> None:
         try:

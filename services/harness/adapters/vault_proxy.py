@@ -7,9 +7,9 @@ import grpc
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.harness.adapters.codec import result_of
-from services.harness.adapters.session import GRANT_KEY
 from services.harness.core import ToolResult, ToolSpec
 from services.kit.channels import raised
+from services.kit.grants import GRANT_KEY
 
 LOOK_UP_SECONDS = 30.0
 CANCEL_SECONDS = 10.0

@@ -24,6 +24,7 @@ from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailab
 CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had said
 TRY_AGAIN_SECONDS = 30.0  # how long a call that has been sent is asked for again while its hand is away
 PAUSE_SECONDS = 0.25
+_AWAY = ("SANDBOX_UNAVAILABLE", "SESSION_UNAVAILABLE")  # the services that a provisioning needs, for a moment
 
 
 class Calls:
@@ -102,13 +103,13 @@ class Calls:
 
     async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
         """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
-        session_id, epoch = self._journal.log.session_id, self._journal.epoch
+        session_id, under = self._journal.log.session_id, self._journal.standing
         deadline = self._ports.now() + TRY_AGAIN_SECONDS
         while True:
             try:
-                return await self._ports.hands.provision(session_id, hand, spec, generation, epoch)
+                return await self._ports.hands.provision(session_id, hand, spec, generation, under)
             except Unavailable as problem:
-                if problem.reason != "SANDBOX_UNAVAILABLE" or self._ports.now() >= deadline:
+                if problem.reason not in _AWAY or self._ports.now() >= deadline:
                     raise
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -154,7 +155,7 @@ class Calls:
     async def _send(self, run: RunCall) -> ToolResult:
         if run.sandbox_id:
             return await self._ports.hands.execute(
-                run.sandbox_id, run.tool, run.call.input, run.call.id, self._journal.epoch
+                run.sandbox_id, run.tool, run.call.input, run.call.id, self._journal.standing
             )
         again = run.started is not None and not (run.spec.idempotent or run.spec.read_only)
         return await self._ports.servers.execute(
@@ -181,12 +182,12 @@ class Calls:
                 if not started.sandbox_id:
                     await self._ports.servers.cancel(self._journal.grant, call.call.id)
                     return told
-                await self._ports.hands.cancel(started.sandbox_id, call.call.id, self._journal.epoch)
+                await self._ports.hands.cancel(started.sandbox_id, call.call.id, self._journal.standing)
                 route = routes_of(self._state()).get(call.call.name)
                 if route is None:
                     return told
                 return await self._ports.hands.execute(
-                    started.sandbox_id, route[1], call.call.input, call.call.id, self._journal.epoch
+                    started.sandbox_id, route[1], call.call.input, call.call.id, self._journal.standing
                 )
         except (TimeoutError, ServiceError):
             return told

@@ -1,0 +1,92 @@
+"""Who may do something to a sandbox: for a session's, its harness with a living grant, and clients of its tenant.
+
+Sandboxes without a session belong to whoever knows their id. Without a session service nobody can be asked, and
+everybody who may call at all may do everything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from services.kit.errors import Conflict, Gone, Unauthenticated
+from services.kit.grants import Grants, shown
+from services.kit.guard import Context
+from services.kit.identity import current as caller
+from services.sandbox.backends import Backends
+from services.sandbox.session import Session
+
+MOST_TENANTS = 10_000  # remembered: a session's never changes
+HARNESS = "harness"
+
+
+class Leave:
+    """Asks the session service. `acts` are calls that change something or let something run."""
+
+    def __init__(self, backends: Backends, session: Session | None = None, grants: Grants | None = None) -> None:
+        self._backends = backends
+        self._session = session
+        self._grants = grants
+        self._tenants: OrderedDict[str, str] = OrderedDict()
+
+    async def to_look(self, sandbox_id: str) -> None:
+        """Lets the mesh and the tenant's clients see a sandbox. Raises Gone (`SANDBOX_GONE`), as if there were none."""
+        await self._check_tenant(await self._owner(sandbox_id), sandbox_id)
+
+    async def to_release(self, sandbox_id: str) -> bool:
+        """Says whether to release a sandbox: another tenant's is as good as none. Half-made ones are nobody's."""
+        try:
+            session_id = await self._owner(sandbox_id)
+        except Gone:
+            return True
+        try:
+            await self._check_tenant(session_id, sandbox_id)
+        except Gone:
+            return False
+        return True
+
+    async def to_act(self, context: Context, sandbox_id: str, epoch: int) -> None:
+        """Lets also a harness do something, under its session's current epoch.
+
+        Raises Unauthenticated (`GRANT_INVALID`), Conflict (`EPOCH_STALE`), Unavailable when nobody can be asked.
+        """
+        session_id = await self._owner(sandbox_id)
+        await self._check_tenant(session_id, sandbox_id)
+        await self._check_grant(context, session_id, epoch)
+
+    async def to_provision(self, context: Context, session_id: str, epoch: int) -> None:
+        """Lets somebody make a sandbox for a session. Raises as `to_act`, and Gone (`SESSION_NOT_FOUND`)."""
+        if self._session is not None:
+            await self._check_tenant(session_id, "")
+            await self._check_grant(context, session_id, epoch)
+
+    async def _owner(self, sandbox_id: str) -> str:
+        if self._session is None:
+            return ""
+        _, info = await self._backends.find(sandbox_id)
+        return info.labels.session_id
+
+    async def _check_tenant(self, session_id: str, sandbox_id: str) -> None:
+        tenant = caller().tenant
+        if tenant is None or not session_id or tenant == await self._tenant_of(session_id):
+            return
+        if sandbox_id:
+            raise Gone("SANDBOX_GONE", "there is no such sandbox (any more)", sandbox_id=sandbox_id)
+        raise Gone("SESSION_NOT_FOUND", "there is no such session", session_id=session_id)
+
+    async def _tenant_of(self, session_id: str) -> str:
+        assert self._session is not None
+        known = self._tenants.get(session_id)
+        if known is None:
+            known = self._tenants[session_id] = await self._session.tenant_of(session_id)
+            if len(self._tenants) > MOST_TENANTS:
+                self._tenants.popitem(last=False)
+        return known
+
+    async def _check_grant(self, context: Context, session_id: str, epoch: int) -> None:
+        if self._grants is None or not session_id or caller().kind != HARNESS:
+            return
+        granted = await self._grants.check(shown(context.invocation_metadata()))
+        if granted.session_id != session_id:
+            raise Unauthenticated("GRANT_INVALID", "the grant is another session's")
+        if granted.epoch != epoch:
+            raise Conflict("EPOCH_STALE", "a newer harness owns the session", epoch=granted.epoch)
