@@ -49,15 +49,14 @@ class Asking:
         state = self._state()
         blobs = await self._journal.shelf.opened(conversation(state), state.renditions.values())
         request = written(view(state, newest_model, blobs))
-        epoch = self._journal.epoch or state.head + 1  # the session is ours from the next position on, or never
-        event_id = f"reply-{epoch}-{state.head}"
+        await self._journal.owned()  # all of this was prepared meanwhile; a session of another's costs no token
+        event_id = f"reply-{self._journal.epoch}-{state.head}"
         try:
             answer = await self._stream(request.body, event_id)
             _check(answer, state)
         except ModelFailure as failure:
             await self._failed(state, failure, request.body, newest_model, blobs)
             return
-        await self._journal.owned()
         try:
             await self._replied(event_id, answer, request, state.head)
         except (Full, Refused, Invalid) as problem:
@@ -82,11 +81,9 @@ class Asking:
         failpoints.hit("harness.reply_stored")
 
     async def _stream(self, body: bytes, event_id: str) -> Answer:
-        showing = Showing(self._journal, event_id)
+        showing = Showing(self._journal.log.previews(self._journal.epoch), event_id)
         try:
-            answer = await self._ports.model.ask(body, showing.show)
-            await showing.opened()
-            return answer
+            return await self._ports.model.ask(body, showing.show)
         except (ModelFailure, asyncio.CancelledError):
             showing.discard()
             raise
@@ -105,7 +102,6 @@ class Asking:
         if failure.reason in PLAINER:
             plainer = retried(state, Retry(state.head, 0, 0.0, failure.reason))
             again = written(view(plainer, newest_model, blobs)).body != sent
-        await self._journal.owned()
         epoch, head, now = self._journal.epoch, state.head, self._ports.now()
         _log.info(
             "model failed", session_id=self._journal.log.session_id, reason=failure.reason, retryable=failure.retryable

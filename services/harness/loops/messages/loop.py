@@ -68,10 +68,9 @@ class Turn:
         self.state = fold(self.state, fact)
 
     def begin(self, action: core.Action) -> None:
-        """Begins before the session is taken up what needs no epoch: the question to the model is on its way meanwhile.
+        """Prepares the question to the model while the session is being taken up; it is asked once that is done.
 
-        What it brings is appended under the epoch or, when another harness was faster, not at all. The model's library
-        loads while tools are looked up or run.
+        The model's library loads while tools are looked up or run.
         """
         self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         if isinstance(action, core.AskModel):
