@@ -61,7 +61,9 @@ class Model:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                length = next((int(line[15:]) for line in head.lower().split("\r\n") if line[:15] == "content-length:"), 0)
+                length = next(
+                    (int(line[15:]) for line in head.lower().split("\r\n") if line[:15] == "content-length:"), 0
+                )
                 body = await reader.readexactly(length)
                 asked = time.monotonic_ns()
                 if head.startswith("GET"):
@@ -141,7 +143,9 @@ def _send(writer: asyncio.StreamWriter, *events: bytes) -> None:
 
 async def _whole(writer: asyncio.StreamWriter, answer: dict[str, Any]) -> None:
     data = json.dumps(answer).encode()
-    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+    )
     await writer.drain()
 
 

@@ -63,7 +63,9 @@ async def measure(size: str) -> AsyncIterator[Any]:
     lone = tuple(alone.next_event["model"] + alone.next_event["tool"])
     yield Figure("start of a harness to the next event, with no other", "s", (max(lone),), ALONE_SECONDS)
     wrong = pair.wrong + alone.wrong
-    yield Figure("turns with an event lost or doubled, or a tool not run once", "turns", (wrong.total(),), 0.0, more=wrong)
+    yield Figure(
+        "turns with an event lost or doubled, or a tool not run once", "turns", (wrong.total(),), 0.0, more=wrong
+    )
 
 
 async def _kill(
@@ -93,7 +95,7 @@ async def _kill(
     came, _ = await watch.until(ANY_EVENT, at, WAIT_SECONDS)
     found.next_event[doing].append((came - clock) / 1e9)
     ended, _ = await watch.until("turn_ended", at, WAIT_SECONDS)
-    taker = [said.harness_woke.instance for _, kind, said in watch.seen[at:] if kind == "harness_woke"][0]
+    taker = next(said.harness_woke.instance for _, kind, said in watch.seen[at:] if kind == "harness_woke")
     kind = "that has had turns" if taker in found.warm else "at its first turn"
     left = f"{MODEL_MS / 1000:g} s" if doing == "model" else f"{TOOL_SECONDS:g} s"
     found.answer[f"{doing} of {left}, taken up by a harness {kind}"].append((ended - clock) / 1e9)

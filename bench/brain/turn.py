@@ -75,7 +75,12 @@ async def measure(size: str) -> AsyncIterator[Any]:
             fsync_ms = p50(fsync(Path(folder), 50))
     for figure in warm.figures("warm", WARM_CALLS) + first.figures("first", FIRST_CALLS):
         yield figure
-    beside = {"with_the_sdk_ms": round(p50(warm.with_sdk), 2), "tool_ms": round(tool, 2), "echo_ms": round(echo_ms, 3), "fsync_ms": round(fsync_ms, 3)}
+    beside = {
+        "with_the_sdk_ms": round(p50(warm.with_sdk), 2),
+        "tool_ms": round(tool, 2),
+        "echo_ms": round(echo_ms, 3),
+        "fsync_ms": round(fsync_ms, 3),
+    }
     yield Figure("time of the mesh in a warm turn with one tool", "ms", tuple(warm.mesh), MESH_MS, more=beside)
     yield Shown("time of the mesh in a first turn with one tool", {"p50_ms": round(p50(first.mesh), 2)})
 

@@ -36,8 +36,7 @@ class Watch:
             at = start
             while True:
                 self._news.clear()
-                for at in range(at, len(self.seen)):
-                    came, found, said = self.seen[at]
+                for came, found, said in self.seen[at:]:
                     if found == kind or (kind == ANY_EVENT and found != "preview"):
                         return came, said
                     if found == "error_raised":

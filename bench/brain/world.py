@@ -1,4 +1,4 @@
-"""What is measured: a whole mesh of real processes with bubblewrap hands, in front of the model of `bench.brain.model`."""
+"""What is measured: a whole mesh of real processes with bubblewrap hands, in front of `bench.brain.model`."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def start(*, counted: Path | None = None, capacity: int = 100) -> AsyncIte
         if counted is not None:
             path = os.pathsep.join((str(HERE / "counting"), str(ROOT)))
             told = {"PYTHONPATH": path, "HANDMESH_BENCH_CALLS": str(counted)}
-            extra = {name: told for name in ("session", "harness", "sandbox", "vault_proxy")}
+            extra = dict.fromkeys(("session", "harness", "sandbox", "vault_proxy"), told)
         settings = MeshSettings(
             folder / "mesh",
             Claude("any", url),

@@ -7,10 +7,11 @@ when it came, when it was answered], in ns of the monotonic clock.
 import json
 import os
 import time
+from pathlib import Path
 
 import grpc.aio
 
-_file = open(os.environ["HANDMESH_BENCH_CALLS"], "a", buffering=1)  # noqa: SIM115 - it lives as long as the process
+_file = Path(os.environ["HANDMESH_BENCH_CALLS"]).open("a", buffering=1)  # noqa: SIM115 - lives as long as the process
 _make = grpc.aio.server
 
 

@@ -1,4 +1,4 @@
-"""The peers' own virtual environment, under the user's cache: made when it is first wanted, and anew when they change."""
+"""The peers' own virtual environment, in the user's cache: made when it is first wanted, anew when they change."""
 
 from __future__ import annotations
 

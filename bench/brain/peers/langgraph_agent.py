@@ -1,4 +1,4 @@
-"""The agent as a graph for LangGraph's server, as its documentation has it: a node asks the model, a node runs tools."""
+"""The agent as a graph for LangGraph's server, as its documentation has it: one node asks the model, one runs tools."""
 
 import asyncio
 import os

@@ -41,9 +41,11 @@ class Handmesh:
 
     async def answers(self) -> Mapping[int, int]:
         """See `System.answers`."""
-        ended = {}
+        ended: dict[int, int] = {}
         for number, watch in self._watches.items():
-            ended.update({number: came for came, kind, _ in reversed(watch.seen) if kind == "turn_ended"})
+            first = next((came for came, kind, _ in watch.seen if kind == "turn_ended"), None)
+            if first is not None:
+                ended[number] = first
         return ended
 
     async def stop(self) -> None:
