@@ -32,6 +32,8 @@ from tests.session.running import make_settings, running
 from tests.support.git import planting
 from tests.support.nats import NatsServer
 
+GRANT_KEY = "x-handmesh-grant"
+
 OVER, MISSING, LIVES, UNKNOWN = Fate.OVER, Fate.MISSING, Fate.LIVES, Fate.UNKNOWN
 
 
@@ -204,9 +206,14 @@ async def test_an_ended_sessions_sandbox_is_gone(own_nats_server: NatsServer, id
         service = Service(identities, HANDMESH_SESSION_ADDRESS=session.served.address)
         await service.start()
         ids = [await session.create() for _ in range(4)]
-        kept, *going = [await provisioned(service, session_id) for session_id in ids]
-        run = pb.ExecuteRequest(sandbox_id=going[0], name="bash", input='{"command": "sleep 600"}', execution_id="e")
-        running_there = asyncio.ensure_future(service.stub.Execute(run))
+        standing = [await session.wake(session_id) for session_id in ids]
+        made = [await provisioned(service, *each) for each in zip(ids, standing, strict=True)]
+        kept, *going = made
+        epoch, grant = standing[1]
+        run = pb.ExecuteRequest(
+            sandbox_id=going[0], name="bash", input='{"command": "sleep 600"}', execution_id="e", epoch=epoch
+        )
+        running_there = asyncio.ensure_future(service.stub.Execute(run, metadata=((GRANT_KEY, grant),)))
         await session.client.EndSession(session_pb2.EndSessionRequest(session_id=ids[1]))
         await only(service, {kept, *going[1:]})
         await asyncio.wait({running_there})
@@ -223,10 +230,13 @@ async def test_an_ended_sessions_sandbox_is_gone(own_nats_server: NatsServer, id
         await service.channel.close()
 
 
-async def provisioned(service: Service, session_id: str) -> str:
-    """Makes a session's sandbox."""
-    request = pb.ProvisionRequest(environment="process", session_id=session_id, request_id=f"{session_id}/main/1")
-    sandbox_id: str = (await service.stub.Provision(request)).sandbox.sandbox_id
+async def provisioned(service: Service, session_id: str, standing: tuple[int, str]) -> str:
+    """Makes a session's sandbox, as the harness that has it."""
+    epoch, grant = standing
+    request = pb.ProvisionRequest(
+        environment="process", session_id=session_id, request_id=f"{session_id}/main/1", epoch=epoch
+    )
+    sandbox_id: str = (await service.stub.Provision(request, metadata=((GRANT_KEY, grant),))).sandbox.sandbox_id
     return sandbox_id
 
 
