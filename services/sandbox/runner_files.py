@@ -25,11 +25,11 @@ from services.sandbox.hand import (
     Packed,
     Streamed,
 )
+from services.sandbox.place import SOCKET
 from services.sandbox.records import Record
 from services.sandbox.runner.transfers import FRAME_BYTES
 from services.sandbox.runner_client import MAX_LINE_BYTES, Unreachable, said
 
-SOCKET = "runner.sock"
 BUFFER_BYTES = 4 * FRAME_BYTES  # held of content that nobody has taken yet
 STEP_SECONDS = 60.0  # for the next piece; or for what comes of it all, as a checkpoint is unpacked meanwhile
 

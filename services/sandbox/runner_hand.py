@@ -1,4 +1,7 @@
-"""A hand over places where a runner runs. What differs between backends is only the place: see `Place`."""
+"""A hand over places where a runner runs. What differs between backends is only the place: see `place.Place`.
+
+Longer than a module should be: a short method for each promise of the port.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import Any
 
 from services.kit import failpoints
 from services.kit.errors import Exists, Gone, Invalid, Unavailable
@@ -27,9 +30,9 @@ from services.sandbox.hand import (
     Result,
     SandboxInfo,
 )
-from services.sandbox.records import Facts, Record, Records, finished
+from services.sandbox.place import SOCKET, Place
+from services.sandbox.records import Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
-from services.sandbox.runner_files import SOCKET as SOCKET
 from services.sandbox.runner_files import RunnerFiles
 from services.sandbox.seeds_copy import copy
 from services.sandbox.tools import NAMES
@@ -41,54 +44,6 @@ LATE_SECONDS = 30.0  # past an execution's limit, after which its runner is take
 _POLL_SECONDS = 0.005
 _DEATH_LOOKS, _DEATH_SECONDS = 20, 0.05
 _log = Log("services.sandbox.runner_hand")
-
-
-class Place(Protocol):
-    """Where a runner runs: what a backend has to supply. It keeps no state but what `boot` returns."""
-
-    name: str
-
-    async def check(self, recipe: Recipe) -> tuple[str, ...]:
-        """See `Hand.check`."""
-        ...
-
-    async def prepare(self, recipe: Recipe) -> None:
-        """See `Hand.prepare`. Called before each `boot`, so it is quick when there is nothing to make."""
-        ...
-
-    async def boot(self, record: Record, recipe: Recipe) -> Facts:
-        """Starts a runner that listens on `record.door / SOCKET` and outlives the service; returns how to find it.
-
-        A runner whose record is never finished ends itself (`Config.claim_seconds`).
-        """
-        ...
-
-    async def lives(self, record: Record) -> bool:
-        """Tells whether the sandbox still runs."""
-        ...
-
-    async def destroy(self, record: Record) -> None:
-        """Ends all that `boot` has started or made outside the record's folder. Idempotent, also half-way."""
-        ...
-
-    async def graft(self, record: Record, path: str, tree: Path) -> bool:
-        """Mounts a directory as `Hand.plant` promises. False, and nothing is changed, where it cannot."""
-        ...
-
-    async def complaint(self, record: Record) -> str:
-        """Returns a line for the operator on why a sandbox did not start. Empty when nothing is known."""
-        ...
-
-    async def tidy(self, known: Callable[[], Sequence[Record]]) -> None:
-        """Destroys what it started for sandboxes that have no record any more.
-
-        A record is made before `boot` is called: so list first what was started, then call `known`.
-        """
-        ...
-
-    async def close(self) -> None:
-        """Lets go of connections."""
-        ...
 
 
 class RunnerHand(RunnerFiles):

@@ -16,9 +16,9 @@ from services.sandbox.hands.bubblewrap.cgroups import ControlGroup
 from services.sandbox.hands.bubblewrap.program import Program
 from services.sandbox.hands.bubblewrap.users import Users
 from services.sandbox.local_process import LocalProcess, listen
+from services.sandbox.place import SOCKET
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import archive, told
-from services.sandbox.runner_hand import SOCKET
 from services.sandbox.seeds_mount import mount
 
 _LOG = "start.log"

@@ -14,8 +14,8 @@ from typing import Any
 
 from services.sandbox.hand import WORKSPACE, Limits, Recipe
 from services.sandbox.hands.docker import interpreter
+from services.sandbox.place import SOCKET
 from services.sandbox.runner_archive import NAME, told
-from services.sandbox.runner_hand import SOCKET
 
 TOOL_UID = 10001
 RECORDS = "/run/handmesh"

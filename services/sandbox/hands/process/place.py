@@ -13,9 +13,9 @@ from pathlib import Path
 from services.kit.errors import Refused, Unavailable
 from services.sandbox.hand import Recipe
 from services.sandbox.local_process import LocalProcess, listen
+from services.sandbox.place import SOCKET
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import archive, told
-from services.sandbox.runner_hand import SOCKET
 
 MARK = "HANDMESH_SANDBOX_ID"
 # Leaves the service behind: an own session, no parent. Says the number of the process that stays.
