@@ -115,13 +115,13 @@ class Claims:
             _log.error("run failed", session_id=offer.session_id, failure=type(problem).__name__, exc_info=True)
             ended = Ended(refused=True)
         failpoints.hit("harness.run_ended")
-        await self._release(offer.claim_id, ended)
+        await self._release(offer, ended)
 
-    async def _release(self, claim_id: str, ended: Ended) -> None:
-        request = ReleaseWorkRequest(claim_id=claim_id, refused=ended.refused)
+    async def _release(self, offer: ClaimWorkResponse, ended: Ended) -> None:
+        request = ReleaseWorkRequest(claim_id=offer.claim_id, session_id=offer.session_id, refused=ended.refused)
         if ended.wake_time is not None:
             request.wake_time.FromNanoseconds(int(ended.wake_time * 1e9))
         try:
             await self._stub.ReleaseWork(request, timeout=RELEASE_SECONDS)
         except grpc.aio.AioRpcError as error:
-            _log.warning("claim not released", claim_id=claim_id, reason=raised(error).reason)
+            _log.warning("claim not released", claim_id=offer.claim_id, reason=raised(error).reason)

@@ -8,9 +8,8 @@ Three things hold a session that needs a harness:
 
 A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
 claim ends and the log, read after that, needs nobody: what was appended before is seen then, and what is appended later
-queues the session again. When this process dies, the replica that its harnesses come to inherits the items of what they
-work on. The other items come back by themselves, and whoever takes one asks the other replicas first whether a harness
-is with them by now (`holders.py`).
+queues the session again. When this process dies, the replicas that its harnesses come to inherit the items. Other ones
+come back by themselves, and whoever takes one asks first whether another replica has a harness for it (`holders.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
 from services.session.bounded import Bounded
-from services.session.core import WriteState, may_be_timed, needs_harness
+from services.session.core import WriteState, may_be_timed, needs_harness, wants
 from services.session.holders import Holders, Word
 from services.session.log import HOLD_SECONDS, Registry, Wire, WorkItem, WorkQueue
 from services.session.streams import Claim, Offered, Stream, check
@@ -31,8 +30,7 @@ from services.session.writer import Writer
 
 TAKE_SECONDS = 5.0
 REFUSED_SECONDS = 1.0  # until a session that a harness refused is offered again
-FIRST_PAUSE_SECONDS = 0.5  # until one is offered again for which a harness did nothing; doubled each time
-MAX_PAUSE_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 60.0  # until one is for which a harness did nothing; doubled each time
 HAND_OVER_SECONDS = 2.0  # that harnesses have to come to another replica when this one goes
 
 _journal = Journal("services.session.claims")
@@ -129,12 +127,12 @@ class Claims:
                 pull.cancel()
             await self._close(stream)
 
-    async def release(self, claim_id: str, wake_time: int | None, refused: bool) -> bool:
-        """Ends a claim and says whether the session is offered again. Raises Gone for a claim that never was."""
-        claim = self._claims.get(claim_id)
+    async def release(self, claim_id: str, wake_time: int | None, refused: bool, session_id: str = "") -> bool:
+        """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone."""
+        if claim_id in self._ended:
+            return False
+        claim = self._claims.get(claim_id) or await self._inherited(session_id)
         if claim is None:
-            if claim_id in self._ended:
-                return False
             raise Gone("CLAIM_UNKNOWN", "the claim is not this server's, or not any more")
         self._unbind(claim)
         self._ended[claim_id] = None
@@ -161,6 +159,13 @@ class Claims:
         pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**times)
         return await self._later(claim, state, self._now() + int(pause * 1e9))
 
+    async def _inherited(self, session_id: str) -> Claim | None:
+        """Returns a claim like the one that a dead process had, if nobody has one on the session now."""
+        state = await self._state(session_id) if session_id else None
+        if state is None or session_id in self._by_session or await self._holders.has(session_id):
+            return None
+        return Claim(session_id, state.harness, 0, await self._queue.inherit(state.harness, session_id), Stream(0, ""))
+
     # --- taking from the queue ---
 
     async def _pull(self, stream: Stream, harness: str) -> None:
@@ -180,7 +185,7 @@ class Claims:
     async def _offer(self, stream: Stream, harness: str, item: WorkItem) -> None:
         session_id = item.session_id
         state = await self._state(session_id)
-        wanted = state is not None and state.harness == harness and _wants(state, item)
+        wanted = state is not None and state.harness == harness and wants(state, item.timed or item.again)
         if wanted and item.again and await self._is_elsewhere(session_id, item):
             return
         claim = self._by_session.get(session_id)
@@ -293,8 +298,3 @@ class Claims:
             return await self._writer.current(session_id)
         except Gone:
             return None
-
-
-def _wants(state: WriteState, item: WorkItem) -> bool:
-    """A harness that did not leave by itself may have owed the session a time, so another one is asked for it."""
-    return needs_harness(state) or ((item.timed or item.again) and may_be_timed(state))

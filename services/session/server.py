@@ -190,7 +190,7 @@ class SessionServicer(SessionServiceServicer):
 
     async def ReleaseWork(self, request: pb.ReleaseWorkRequest, context: Context) -> pb.ReleaseWorkResponse:
         wake_time = codec.nanoseconds(request.wake_time) if request.HasField("wake_time") else None
-        again = await self._parts.claims.release(request.claim_id, wake_time, request.refused)
+        again = await self._parts.claims.release(request.claim_id, wake_time, request.refused, request.session_id)
         return pb.ReleaseWorkResponse(offered_again=again)
 
     async def OfferWork(self, request: pb.OfferWorkRequest, context: Context) -> pb.OfferWorkResponse:

@@ -220,6 +220,24 @@ async def test_a_message_after_a_replica_was_killed(run: Run, kind: str) -> None
 
 
 @pytest.mark.nats
+async def test_a_turn_that_ends_while_no_replica_is_there(run: Run, kind: str) -> None:
+    """The harness comes to the next replica with nothing but the end of its claim: that one takes its word, once."""
+    session = await killed_at_work(run, kind)
+    async with run() as two, harness(two, kind, instance="first") as one:
+        await settle(two, session)
+        never = ids.mint("claim")
+        assert not await one.release(pb.ClaimWorkResponse(claim_id=never), session_id=session)
+        assert not await one.release(pb.ClaimWorkResponse(claim_id=never), session_id=session)
+        await two.emit(session, message("more"))
+        async with asyncio.timeout(HOLD_SECONDS / 2):
+            offer = await one.offer()
+        assert offer.session_id == session
+        stale = pb.ReleaseWorkRequest(claim_id=ids.mint("claim"), session_id=session)
+        error = await refusal(two.harness.ReleaseWork(stale))
+        assert (error.code, error.reason) == ("NOT_FOUND", "CLAIM_UNKNOWN")
+
+
+@pytest.mark.nats
 async def test_an_item_is_not_inherited_from_the_living(run: Run, kind: str) -> None:
     """A harness that was away too long comes to another replica than its successor's: it gets no claim there, and
     takes none from the successor."""
@@ -229,6 +247,9 @@ async def test_an_item_is_not_inherited_from_the_living(run: Run, kind: str) -> 
         async with harness(two, kind, 5, working=(session,), instance="first") as sleeper:
             await sleeper.nothing()
             assert session not in two.parts.claims._by_session
+            stale = pb.ReleaseWorkRequest(claim_id=ids.mint("claim"), session_id=session)
+            error = await refusal(two.harness.ReleaseWork(stale))
+            assert (error.code, error.reason) == ("NOT_FOUND", "CLAIM_UNKNOWN")
             await settle(three, session)
             assert not await successor.release(offer)
 

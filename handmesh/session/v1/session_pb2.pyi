@@ -1253,10 +1253,15 @@ class ReleaseWorkRequest(message.Message):
     CLAIM_ID_FIELD_NUMBER: builtins.int
     WAKE_TIME_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
     claim_id: builtins.str
     """The claim."""
     refused: builtins.bool
     """The harness did nothing with it, and another should."""
+    session_id: builtins.str
+    """The session that was claimed. A server that does not know the claim, for it
+    was started anew since, ends it all the same when nobody has the session.
+    """
     @builtins.property
     def wake_time(self) -> timestamp_pb2.Timestamp:
         """Offers the session again at this time, if its turn is still open then, or
@@ -1270,12 +1275,15 @@ class ReleaseWorkRequest(message.Message):
         claim_id: builtins.str = ...,
         wake_time: timestamp_pb2.Timestamp | None = ...,
         refused: builtins.bool = ...,
+        session_id: builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["wake_time", b"wake_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_session_id", b"_session_id", "session_id", b"session_id", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "refused", b"refused", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_session_id", b"_session_id", "claim_id", b"claim_id", "refused", b"refused", "session_id", b"session_id", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__session_id: _TypeAlias = typing.Literal["session_id"]  # noqa: Y015
+    _WhichOneofArgType__session_id: _TypeAlias = typing.Literal["_session_id", b"_session_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__session_id) -> _WhichOneofReturnType__session_id | None: ...
 
 @typing.final
 class ReleaseWorkResponse(message.Message):
