@@ -12,7 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from services.kit import ids
-from services.session.log import BATCH_SPAN, MAX_STORED_BYTES, Stop, Store, StoredBatch, TakenError, WorkItem
+from services.session.log import (
+    BATCH_SPAN,
+    HOLD_SECONDS,
+    MAX_STORED_BYTES,
+    Stop,
+    Store,
+    StoredBatch,
+    TakenError,
+    WorkItem,
+)
 
 Make = Callable[[], AbstractAsyncContextManager[Store]]
 ENOUGH = 64 * 1024 * 1024
@@ -301,7 +310,8 @@ async def queue_06_lets_the_item_of_a_dead_holder_be_inherited(store: Store) -> 
     await inherited.hold()
     assert await store.queue.take(harness, 0.2) is None
     await inherited.back()
-    item = await _take(store, harness)
+    async with asyncio.timeout(HOLD_SECONDS / 2):
+        item = await _take(store, harness)
     assert item.session_id == session and item.again
     inherited = await store.queue.inherit(harness, session)
     assert inherited is not None

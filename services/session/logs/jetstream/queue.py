@@ -71,10 +71,12 @@ class JetStreamQueue:
             return None
         sequence = StoredMessage(message).revision
         answer = await self._connection.ask(f"$JS.API.CONSUMER.INFO.{WORK}.offer-{harness}", {})
-        if answer.get("delivered", {}).get("stream_seq", 0) < sequence:
+        delivered = answer.get("delivered", {"stream_seq": 0})
+        if delivered["stream_seq"] < sequence:
             return None  # nobody has it yet
-        # What NATS goes by in an acknowledgement is the message's sequence in the stream; the rest is for the reader.
-        handle = f"$JS.ACK.{WORK}.offer-{harness}.{INHERITED}.{sequence}.0.0.0"
+        # NATS goes by the message's sequence in the stream. The one in the consumer must only be of a delivery that is
+        # not older than what waits for an acknowledgement: the last one is not. The rest is for who reads it.
+        handle = f"$JS.ACK.{WORK}.offer-{harness}.{INHERITED}.{sequence}.{delivered['consumer_seq']}.0.0"
         item = JetStreamItem(self._connection, session_id, handle)
         await item.hold()
         return item
