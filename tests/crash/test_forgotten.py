@@ -52,8 +52,12 @@ async def client(world: Brains) -> AsyncIterator[Client]:
 async def struck(points: Path, point: str) -> None:
     """Waits until a process has come to a point."""
     async with asyncio.timeout(STRUCK_SECONDS):
-        while not any(name.startswith(f"{point}.hit-") for name in os.listdir(points)):
+        while not _hits(points, point):
             await asyncio.sleep(0.01)
+
+
+def _hits(points: Path, point: str) -> list[Path]:
+    return list(points.glob(f"{point}.hit-*"))
 
 
 async def test_a_kill_between_the_queue_and_the_log(world: Brains, client: Client, tmp_path: Path) -> None:
