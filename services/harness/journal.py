@@ -97,6 +97,11 @@ class Journal:
         failpoints.hit("harness.decision_stored")
         return True
 
+    async def say_with(self, *events: Event) -> None:
+        """Appends a fact together with what was decided because of it; alone when the log is not as it was read."""
+        if len(events) == 1 or not await self.propose(*events):
+            await self.say(events[0])
+
     async def _append(self, events: tuple[Event, ...], expected: int | None) -> None:
         await self.owned()
         deadline = asyncio.get_running_loop().time() + SAY_AGAIN_SECONDS

@@ -245,8 +245,8 @@ async def test_a_call_is_waited_for_however_long_it_runs() -> None:
     """No deadline is on a tool's call, in a hand or at a server: its own limit is the environment's. So nothing is run
     again while it still runs, and a step of six minutes is one step."""
     slow, server = Slow(), grpc.aio.server()
-    add_SandboxServiceServicer_to_server(slow, server)  # type: ignore[no-untyped-call]
-    add_VaultProxyServiceServicer_to_server(slow, server)  # type: ignore[no-untyped-call]
+    add_SandboxServiceServicer_to_server(slow, server)
+    add_VaultProxyServiceServicer_to_server(slow, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -16,6 +16,7 @@ from handmesh.session.v1.event_pb2 import Event, ModelReplied
 from services.harness.adapters import codec
 from services.harness.core import Retry
 from services.harness.journal import Journal
+from services.harness.loops.messages.ahead import with_what_follows
 from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.renditions import render
 from services.harness.loops.messages.request import Request, written
@@ -63,8 +64,9 @@ class Asking:
             await self._end("session", problem.reason, problem.message, False, state)
 
     async def _replied(self, event_id: str, answer: Answer, request: Request, read: int) -> None:
+        content = await self._journal.shelf.fitted_reply(answer.content)
         replied = ModelReplied(
-            content_json=await self._journal.shelf.fitted_reply(answer.content),
+            content_json=content,
             stop_reason=answer.stop_reason,
             usage=answer.usage,
             cost_micros=cost_micros(answer.model, codec.usage_of(answer.usage)),
@@ -77,7 +79,12 @@ class Asking:
             stop_sequence=answer.stop_sequence,
             stop_details_json=answer.stop_details,
         )
-        await self._journal.say(Event(event_id=event_id, model_replied=replied))
+        event = Event(event_id=event_id, model_replied=replied)
+        if content is answer.content:
+            epoch, now = self._journal.epoch, self._ports.now()
+            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
+        else:
+            await self._journal.say(event)  # its calls are known when it was read back
         failpoints.hit("harness.reply_stored")
 
     async def _stream(self, body: bytes, event_id: str) -> Answer:
