@@ -17,7 +17,7 @@ from services.sandbox.hands.docker.images import Image, Images
 from services.sandbox.hands.docker.interpreter import Interpreter
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import NAME, archive
-from services.sandbox.seeds_mount import mount
+from services.sandbox.seeds_mount import Mounter
 from services.sandbox.tools import NAMES
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Containers:
         self._looks = Looks(self._engine, self._owner)
         self._interpreter = Interpreter(state_dir / "python")
         self._found: dict[str, Image] = {}  # by environment, as the last check has found it
+        self._mounter = Mounter()
         self._info: dict[str, Any] = {}  # once the engine has said it
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
@@ -128,7 +129,7 @@ class Containers:
             return int(seen["State"]["Pid"]) if shared and _is_its(int(seen["State"]["Pid"]), seen["Id"]) else 0
 
         pid = await self._engine.ask(process) if os.geteuid() == 0 else 0
-        return pid > 0 and await mount(pid, path, tree)
+        return pid > 0 and await self._mounter.mount(pid, path, tree)
 
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
@@ -155,6 +156,7 @@ class Containers:
 
     async def close(self) -> None:
         """See `Place.close`."""
+        await self._mounter.close()
         await self._images.close()
         await self._engine.close()
 
