@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -44,6 +45,8 @@ class Containers:
         self._interpreter = Interpreter(state_dir / "python")
         self._found: dict[str, Image] = {}  # by environment, as the last check has found it
         self._mounter = Mounter()
+        self._starting = asyncio.Semaphore(_at_once())  # starting many at once takes as long, and all else waits
+        self._ending = asyncio.Semaphore(_at_once())
         self._info: dict[str, Any] = {}  # once the engine has said it
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
@@ -103,7 +106,8 @@ class Containers:
             )
             client.start(made["Id"])
 
-        await self._engine.ask(start, image.name)
+        async with self._starting:
+            await self._engine.ask(start, image.name)
         return {"container": _name(record)}
 
     async def lives(self, record: Record) -> bool:
@@ -113,7 +117,8 @@ class Containers:
 
     async def destroy(self, record: Record) -> None:
         """See `Place.destroy`."""
-        await self._engine.ask(lambda client: remove(client, _name(record)))
+        async with self._ending:
+            await self._engine.ask(lambda client: remove(client, _name(record)))
 
     async def graft(self, record: Record, path: str, tree: Path) -> bool:
         """See `Place.graft`. Only where this service is root on the engine's machine, and the kernel is that one's."""
@@ -159,6 +164,11 @@ class Containers:
         await self._mounter.close()
         await self._images.close()
         await self._engine.close()
+
+
+def _at_once() -> int:
+    """Returns how many containers to start at once: one processor is left to those who wait for something else."""
+    return max(1, (os.cpu_count() or 1) - 1)
 
 
 def _is_its(pid: int, container: str) -> bool:
