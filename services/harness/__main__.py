@@ -48,7 +48,9 @@ async def run(settings: Settings) -> None:
     )
     types = harness_types()
     instance = f"{socket.gethostname()}:{getpid()}"
-    runs = Runs(types, lambda session_id: RemoteLog(session, session_id), ports, instance, settings.capacity)
+    runs = Runs(
+        types, lambda session_id, newest: RemoteLog(session, session_id, newest), ports, instance, settings.capacity
+    )
     server = Server(settings)
     claims = Claims(session, runs, sorted(types), instance)
     servicer = HarnessServicer(

@@ -28,9 +28,9 @@ from services.session.bounded import Bounded
 from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.holders import Holders, Word
 from services.session.log import HOLD_SECONDS, Registry, Wire, WorkItem, WorkQueue
-from services.session.streams import Claim, Offered, Stream, check
+from services.session.streams import Claim, Newest, Offered, Stream, check, wants
 from services.session.timers import Timer, Timers
-from services.session.writer import Writer
+from services.session.writer import Appended, Writer
 
 TAKE_SECONDS = 5.0
 REFUSED_SECONDS = 1.0  # until a session that a harness refused is offered again
@@ -56,6 +56,7 @@ class Claims:
         self._by_session: dict[str, Claim] = {}
         self._left: dict[str, Claim] = {}  # claims of streams that ended because this process does
         self._ended: Bounded[None] = Bounded()  # claims that were released
+        self._newest = Newest()
         self._idle: Bounded[int] = Bounded()  # sessions for which a harness did nothing, how often
         self._streams: set[Stream] = set()
         self._handed_over = asyncio.Event()
@@ -92,9 +93,10 @@ class Claims:
                 if claim.item is not None:
                     await claim.item.hold()
 
-    async def want(self, session_id: str, state: WriteState) -> None:
-        """Sees to it that somebody is offered the session, if its log needs a harness. Durable on return."""
+    async def want(self, session_id: str, state: WriteState, appended: Appended | None = None) -> None:
+        """Sees to it that somebody is offered the session, and what was appended, if need be. Durable on return."""
         if needs_harness(state) and session_id not in self._by_session:  # a claim's end looks into the log again
+            self._newest.note(session_id, appended)
             await self._queue.put(state.harness, session_id)
 
     async def offer(self, session_id: str) -> tuple[Offered, str]:
@@ -192,7 +194,7 @@ class Claims:
         state = self._writer.remembered(session_id)
         if state is None or not needs_harness(state):
             state = await self._state(session_id)  # whoever queued it may be another replica
-        wanted = state is not None and state.harness == harness and _wants(state, item)
+        wanted = state is not None and state.harness == harness and wants(state, item)
         if wanted and (item.again or item.timed) and await self._is_elsewhere(session_id, item):
             return
         claim = self._by_session.get(session_id)
@@ -203,7 +205,8 @@ class Claims:
         elif stream.full:
             await item.back()
         else:
-            self._register(Claim(session_id, harness, state.head, item, stream))
+            events = self._newest.take(session_id, state.head)
+            self._register(Claim(session_id, harness, state.head, item, stream, events))
 
     async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
         """Says whether its harness went to another replica, which then has the item."""
@@ -310,8 +313,3 @@ class Claims:
             return await self._writer.current(session_id)
         except Gone:
             return None
-
-
-def _wants(state: WriteState, item: WorkItem) -> bool:
-    """A harness that did not leave by itself may have owed the session a time, so another one is asked for it."""
-    return needs_harness(state) or ((item.timed or item.again) and may_be_timed(state))
