@@ -189,7 +189,9 @@ class Claims:
 
     async def _offer(self, stream: Stream, harness: str, item: WorkItem) -> None:
         session_id = item.session_id
-        state = await self._state(session_id)
+        state = self._writer.remembered(session_id)
+        if state is None or not needs_harness(state):
+            state = await self._state(session_id)  # whoever queued it may be another replica
         wanted = state is not None and state.harness == harness and _wants(state, item)
         if wanted and (item.again or item.timed) and await self._is_elsewhere(session_id, item):
             return
