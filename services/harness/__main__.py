@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
 import random
@@ -59,9 +60,13 @@ async def run(settings: Settings) -> None:
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")
     claims.start()
+    loading = asyncio.create_task(model.newest()) if settings.preload else None
     try:
         await until_signal()
     finally:
+        if loading is not None:
+            loading.cancel()
+            await asyncio.wait({loading})
         await claims.drain(DRAIN_SECONDS)
         await claims.close()
         await server.stop()
