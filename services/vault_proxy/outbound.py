@@ -19,7 +19,7 @@ import enum
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from services.vault_proxy.secret import Secret
 
 CONNECT_SECONDS = 5.0  # for the name, the connection and TLS
 WRITE_SECONDS = 30.0
+REQUEST_SECONDS = 15.0  # for all of a single request
 KEEPALIVE_SECONDS = 30.0
 CONNECTIONS = 16  # of one session to one server: more calls at once wait for their turn
 BODY_BYTES = 8 * 1024 * 1024  # of one answer, however it comes
@@ -94,6 +95,24 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(each[4][0]) for each in found))
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a server answered to a single request, with those of its headers that are let through, in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: Secret[bytes]
+
+
+class NoAnswer(Exception):
+    """There was none. `sent` says whether the server may have done something."""
+
+    def __init__(self, failure: Failure, sent: bool) -> None:
+        super().__init__(failure.value)
+        self.failure = failure
+        self.sent = sent
+
+
 class Outbound:
     """Makes clients. `allowed` are the hosts that may be plain http or private."""
 
@@ -110,12 +129,50 @@ class Outbound:
 
         Raises UrlRefused for a URL that may not be called. The same rules hold again for each request.
         """
+
+        def authorization() -> Secret[str] | None:
+            secret = bearer()
+            return None if secret is None else Secret(f"Bearer {secret.reveal()}")
+
+        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS)  # each call has its own deadline
+        return self._client(url, authorization, timeout)
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        body: Secret[bytes] | None = None,
+        authorization: Secret[str] | None = None,
+        seconds: float = REQUEST_SECONDS,
+    ) -> Answer:
+        """Makes one request on a connection of its own, and reads all of its answer within so many seconds.
+
+        `authorization` is the whole value of that header. A redirect is an answer like any other.
+        Raises UrlRefused for a URL that may not be called, and NoAnswer.
+        """
+        content = b"" if body is None else body.reveal()
+        exchange = observe()
+        async with self._client(url, lambda: authorization, httpx2.Timeout(seconds)) as client:
+            try:
+                async with asyncio.timeout(seconds):
+                    answer = await client.request(method, url, headers=headers, content=content)
+            except TimeoutError:
+                raise NoAnswer(Failure.BROKEN, exchange.sent) from None
+            except BodyRefused:
+                raise NoAnswer(exchange.failure or Failure.BROKEN, exchange.sent) from None
+        if exchange.failure is not None:
+            raise NoAnswer(exchange.failure, exchange.sent)
+        return Answer(answer.status_code, dict(answer.headers), Secret(answer.content))
+
+    def _client(
+        self, url: str, authorization: Callable[[], Secret[str] | None], timeout: httpx2.Timeout
+    ) -> httpx2.AsyncClient:
         origin = origin_of(url)
         check_origin(origin, self._allowed)
         backend = _Pinned(origin, self._allowed.covers(origin), self._resolve)
-        timeout = httpx2.Timeout(None, connect=CONNECT_SECONDS, write=WRITE_SECONDS)  # each call has its own deadline
         return httpx2.AsyncClient(
-            transport=_Transport(origin, backend, self._tls, bearer),
+            transport=_Transport(origin, backend, self._tls, authorization),
             timeout=timeout,
             trust_env=False,
             follow_redirects=False,
@@ -168,10 +225,10 @@ class _Transport(httpx2.AsyncBaseTransport):
         origin: Origin,
         backend: httpcore2.AsyncNetworkBackend,
         tls: ssl.SSLContext,
-        bearer: Callable[[], Secret[str] | None],
+        authorization: Callable[[], Secret[str] | None],
     ) -> None:
         self._origin = origin
-        self._bearer = bearer
+        self._authorization = authorization
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=tls,
             max_connections=CONNECTIONS,
@@ -209,9 +266,9 @@ class _Transport(httpx2.AsyncBaseTransport):
         ]
         exchange.in_session = any(name.lower() == _SESSION_HEADER for name, _ in headers)
         headers.append((b"accept-encoding", b"identity"))  # what is packed small may be huge
-        secret = self._bearer()
+        secret = self._authorization()
         if secret is not None:
-            headers.append((b"authorization", b"Bearer " + secret.reveal().encode("ascii")))
+            headers.append((b"authorization", secret.reveal().encode("ascii")))
         target = httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
         return httpcore2.Request(
             request.method, target, headers=headers, content=request.stream, extensions=request.extensions
