@@ -15,6 +15,7 @@ from services.harness.adapters import codec
 from services.harness.core import Fact
 from services.harness.journal import Fenced, Journal
 from services.harness.loops.messages import core
+from services.harness.loops.messages.ahead import turn_ended
 from services.harness.loops.messages.asking import Asking
 from services.harness.loops.messages.calls import Calls
 from services.harness.loops.messages.state import State, fold
@@ -68,9 +69,9 @@ class Turn:
         self.state = fold(self.state, fact)
 
     def begin(self, action: core.Action) -> None:
-        """Prepares the question to the model while the session is being taken up; it is asked once that is done.
+        """Asks the model while the session is being taken up. What it answers is shown and said once that is done.
 
-        The model's library loads while tools are looked up or run.
+        When another harness was faster, the question is cut off. The model's library loads while tools are looked up.
         """
         self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         if isinstance(action, core.AskModel):
@@ -97,12 +98,9 @@ class Turn:
     async def _act(self, action: core.Action) -> bool:
         """Does or starts what was decided. Tells whether it was done at once."""
         match action:
-            case core.EndTurn(reason=reason, read=read):
+            case core.EndTurn():
                 await self.cancel()
-                stop = self.state.reply.stop_reason if self.state.reply and reason != "INTERRUPTED" else ""
-                used = self.state.used.in_turn
-                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop, used)
-                await self.journal.propose(ended)
+                await self.journal.propose(turn_ended(self.state, action, self.journal.epoch))
             case core.FinishCall(call=call, result=result):
                 await self.cancel(call.id)
                 settled = codec.call_finished(call.id, *await self.journal.shelf.fitted(result))
