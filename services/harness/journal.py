@@ -12,7 +12,7 @@ from collections.abc import Callable
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
 from services.harness.core import Fact, Replied, Woke
-from services.harness.ports import Appended, SessionLog, Standing
+from services.harness.ports import Appended, Previews, SessionLog, Standing
 from services.harness.shelf import Shelf
 from services.kit import failpoints
 from services.kit.errors import Conflict, Refused, Unavailable
@@ -40,6 +40,7 @@ class Journal:
         self._newest_woke = 0
         self._caught_up = asyncio.Event()
         self._owned = asyncio.Event()
+        self._previews: Previews | None = None
 
     async def open(self) -> None:
         """Reads the log to its end as it is now."""
@@ -50,7 +51,9 @@ class Journal:
         self.check()
 
     async def close(self) -> None:
-        """Stops reading."""
+        """Stops reading and showing."""
+        if self._previews is not None:
+            await self._previews.close()
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait({self._reader})
@@ -80,6 +83,13 @@ class Journal:
     async def owned(self) -> None:
         """Waits until the session is this harness's: before that, nothing is appended or shown."""
         await self._owned.wait()
+
+    async def previews(self) -> Previews:
+        """Opens the way to show previews, which stays open for the next answer. Waits as `owned` does."""
+        await self.owned()
+        if self._previews is None:
+            self._previews = self.log.previews(self.epoch)
+        return self._previews
 
     async def say(self, *events: Event) -> None:
         """Appends facts, whatever came in between. A result that came second is dropped: the first one counts."""

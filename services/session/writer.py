@@ -142,6 +142,11 @@ class Writer:
         check_owner(session_id, state, tenant)
         return state
 
+    def remembered(self, session_id: str) -> WriteState | None:
+        """Returns what the log said when this process looked last, if that may still hold."""
+        kept = self._kept.get(session_id)
+        return kept.state if kept is not None and kept.era == self._era and not kept.state.damaged else None
+
     async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
         fresh = kept.era != self._era
         if fresh:

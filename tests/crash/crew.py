@@ -27,6 +27,7 @@ from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit.ids import mint
 
 SCRIPT = Path(__file__).with_name("script.yaml")
+ENVIRONMENTS = Path(__file__).with_name("environments.toml")
 LOOK_SECONDS = 0.02
 STRIKE_SECONDS = 60.0  # until a point is reached
 READY_SECONDS = 60.0
@@ -164,7 +165,9 @@ async def crew(directory: Path) -> AsyncIterator[Crew]:
     armed = {service: {"HANDMESH_FAILPOINTS": str(failpoints)} for service in SERVICES}
     armed["vault_proxy"]["HANDMESH_OUTBOUND_ALLOW"] = HOST
     data = directory / "mesh"
-    settings = MeshSettings(data, Scripted(SCRIPT), os.environ, Ports.free(), extra=armed)
+    settings = MeshSettings(
+        data, Scripted(SCRIPT), os.environ, Ports.free(), environments_file=ENVIRONMENTS, extra=armed
+    )
     async with (
         shop(directory) as server,
         await Mesh.start(settings) as mesh,

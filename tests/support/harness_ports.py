@@ -132,6 +132,9 @@ class MemoryLog:
     def show(self, preview: Preview) -> None:
         self.shown.append(preview)
 
+    def flush(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

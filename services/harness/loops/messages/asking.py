@@ -53,24 +53,25 @@ class Asking:
         state = self._state()
         blobs = await self._journal.shelf.opened(conversation(state), state.renditions.values())
         request = written(view(state, newest_model, blobs))
-        await self._journal.owned()  # all of this was prepared meanwhile; a session of another's costs no token
         model = state.config.model or newest_model
         if state.config.budgets.max_cost_micros and self._ports.prices.profile_of(model) is None:
+            await self._journal.owned()
             await self._end("model", "MODEL_PRICE_UNKNOWN", UNPRICED.format(model=model[:100]), False, state)
             return
-        event_id = f"reply-{self._journal.epoch}-{state.head}"
         try:
-            answer = await self._stream(request.body, event_id)
+            answer = await self._stream(request.body, state.head)
             _check(answer, state)
         except ModelFailure as failure:
+            await self._journal.owned()
             await self._failed(state, failure, request.body, newest_model, blobs)
             return
+        await self._journal.owned()  # the session may still be being taken up
         try:
-            await self._replied(event_id, answer, request, state.head)
+            await self._replied(answer, request, state.head)
         except (Full, Refused, Invalid) as problem:
             await self._end("session", problem.reason, problem.message, False, state)
 
-    async def _replied(self, event_id: str, answer: Answer, request: Request, read: int) -> None:
+    async def _replied(self, answer: Answer, request: Request, read: int) -> None:
         content = await self._journal.shelf.fitted_reply(answer.content)
         replied = ModelReplied(
             content_json=content,
@@ -86,7 +87,7 @@ class Asking:
             stop_sequence=answer.stop_sequence,
             stop_details_json=answer.stop_details,
         )
-        event = Event(event_id=event_id, model_replied=replied)
+        event = Event(event_id=self._event_id(read), model_replied=replied)
         if content is answer.content:
             epoch, now = self._journal.epoch, self._ports.now()
             await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
@@ -100,15 +101,25 @@ class Asking:
         cost = prices.cost_micros(answer.model, usage)
         return prices.cost_micros(self._state().config.model, usage) if cost is None else cost
 
-    async def _stream(self, body: bytes, event_id: str) -> Answer:
-        showing = Showing(self._journal.log.previews(self._journal.epoch), event_id)
+    async def _stream(self, body: bytes, read: int) -> Answer:
+        """Asks and shows what comes, once the session is this harness's: the question does not wait for that."""
+        showing = Showing()
+        beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
+        discarded = True
         try:
-            return await self._ports.model.ask(body, showing.show)
-        except (ModelFailure, asyncio.CancelledError):
-            showing.discard()
-            raise
+            answer = await self._ports.model.ask(body, showing.show)
+            discarded = False
         finally:
-            await showing.close()
+            beginning.cancel()
+            showing.end(discarded=discarded)
+        return answer
+
+    async def _begin(self, showing: Showing, read: int) -> None:
+        previews = await self._journal.previews()
+        showing.begin(previews, self._event_id(read))
+
+    def _event_id(self, read: int) -> str:
+        return f"reply-{self._journal.epoch}-{read}"
 
     async def _failed(
         self,

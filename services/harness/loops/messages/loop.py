@@ -69,9 +69,9 @@ class Turn:
         self.state = fold(self.state, fact)
 
     def begin(self, action: core.Action) -> None:
-        """Prepares the question to the model while the session is being taken up; it is asked once that is done.
+        """Asks the model while the session is being taken up. What it answers is shown and said once that is done.
 
-        The model's library loads while tools are looked up or run.
+        When another harness was faster, the question is cut off. The model's library loads while tools are looked up.
         """
         self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         if isinstance(action, core.AskModel):
