@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, address, addresses, flag, path, setting, url, whole
+from services.kit.settings import REQUIRED, Mesh, address, addresses, existing, flag, path, setting, url, whole
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,11 @@ class Settings(Mesh):
         flag,
         False,
         "Load the model's library at the start: the first answer comes a second sooner, for 55 MB of an idle harness.",
+    )
+    model_prices_file: Path | None = setting(
+        "HANDMESH_MODEL_PRICES_FILE",
+        existing,
+        None,
+        "TOML file of models' prices, before the built-in ones.",
     )
     capacity: int = setting("HANDMESH_CAPACITY", whole, 100, "Most sessions that this harness works on at once.")
