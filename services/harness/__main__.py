@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
 import random
@@ -61,7 +62,9 @@ async def run(settings: Settings) -> None:
     )
     types = harness_types()
     instance = f"{socket.gethostname()}:{getpid()}"
-    runs = Runs(types, lambda session_id: RemoteLog(session, session_id), ports, instance, settings.capacity)
+    runs = Runs(
+        types, lambda session_id, newest: RemoteLog(session, session_id, newest), ports, instance, settings.capacity
+    )
     server = Server(settings)
     claims = Claims(session, runs, sorted(types), instance)
     servicer = HarnessServicer(
@@ -70,9 +73,13 @@ async def run(settings: Settings) -> None:
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")
     claims.start()
+    loading = asyncio.create_task(model.newest()) if settings.preload else None
     try:
         await until_signal()
     finally:
+        if loading is not None:
+            loading.cancel()
+            await asyncio.wait({loading})
         await claims.drain(DRAIN_SECONDS)
         await claims.close()
         await server.stop()

@@ -49,6 +49,7 @@ class SessionLog(Protocol):
     """One session's log."""
 
     session_id: str
+    newest: Sequence[Fact]  # the log's last events as they were when the session was offered; may be empty
 
     def follow(self, start_position: int) -> AsyncIterator[Page]:
         """Yields the log from a position on, then what is appended, without a gap or a repeat, over reconnects.
@@ -212,7 +213,7 @@ class Progress(Protocol):
 
 
 class HarnessType(Protocol):
-    """A kind of brain. Holds nothing between two sessions, nor anything of a session that its log does not hold."""
+    """A kind of brain. Holds nothing of a session that its log does not hold, and little of that between two runs."""
 
     description: str
 

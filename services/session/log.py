@@ -167,6 +167,12 @@ class WorkQueue(Protocol):
         Its `timed` is not known any more: False. When it is gone already, what is said of it means nothing.
         """
 
+    async def inherit(self, harness: str, session_id: str) -> WorkItem | None:
+        """Makes the item of a session this replica's, whoever took it: for one whose holder is no more.
+
+        None when the session is not in the queue, or waits there to be taken.
+        """
+
 
 class Wire(Protocol):
     """Tells every replica, this one included. What is sent may be lost; it is never stored."""

@@ -157,7 +157,7 @@ class Connections:
                     held.disconnect()
                     async with held.lock:
                         held.looked_up = None
-                        await self._look_up(access, held)
+                        await self._look_up(access, held, use.credential)
                     if refused or use.credential == held.credential:
                         raise _revoked(held.server, use.credential) from None
                     refused = True
@@ -176,7 +176,7 @@ class Connections:
                 held.connection = await self._open(held)
             return held.connection
 
-    async def _look_up(self, access: Access, held: _Held) -> None:
+    async def _look_up(self, access: Access, held: _Held, rejected: Usable | None = None) -> None:
         now = time.monotonic()
         if held.looked_up is not None and now - held.looked_up < CREDENTIAL_SECONDS:
             return
@@ -184,7 +184,7 @@ class Connections:
             origin = origin_of(held.server.url)
         except UrlRefused as refused:
             raise Denied("SERVER_ADDRESS_DENIED", f"{held.server.name}: {refused}", server=held.server.name) from None
-        held.credential = await self._wallet.find(access, origin)
+        held.credential = await self._wallet.find(access, origin, rejected.value if rejected else None)
         held.looked_up = now
 
     async def _open(self, held: _Held) -> Connection:
