@@ -164,6 +164,7 @@ async def crew(directory: Path) -> AsyncIterator[Crew]:
     failpoints.mkdir()
     armed = {service: {"HANDMESH_FAILPOINTS": str(failpoints)} for service in SERVICES}
     armed["vault_proxy"]["HANDMESH_OUTBOUND_ALLOW"] = HOST
+    armed["harness"]["HANDMESH_MODEL_PRELOAD"] = "1"  # what is killed loads it again beside the next cell
     data = directory / "mesh"
     settings = MeshSettings(
         data, Scripted(SCRIPT), os.environ, Ports.free(), environments_file=ENVIRONMENTS, extra=armed

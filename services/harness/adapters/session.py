@@ -21,7 +21,7 @@ from handmesh.session.v1.session_pb2 import (
     WatchEventsRequest,
 )
 from services.harness.adapters.codec import fact_of
-from services.harness.core import BlobRef
+from services.harness.core import BlobRef, Fact
 from services.harness.ports import Appended, Page
 from services.kit.channels import raised
 from services.kit.errors import Conflict, Full, Unavailable
@@ -53,8 +53,9 @@ async def offer(stub: SessionServiceAsyncStub, session_id: str) -> OfferWorkResp
 class RemoteLog:
     """One session's log, on the other side of a channel (see `SessionLog`)."""
 
-    def __init__(self, stub: SessionServiceAsyncStub, session_id: str) -> None:
+    def __init__(self, stub: SessionServiceAsyncStub, session_id: str, newest: Sequence[Event] = ()) -> None:
         self.session_id = session_id
+        self.newest: Sequence[Fact] = [fact_of(event) for event in newest]
         self._stub = stub
 
     async def follow(self, start_position: int) -> AsyncIterator[Page]:

@@ -80,7 +80,10 @@ class Transport(httpx2.AsyncBaseTransport):
         try:
             outgoing = self._outgoing(request, exchange)
             exchange.sent = True
-            answer = await self._pool.handle_async_request(outgoing)
+            try:
+                answer = await self._pool.handle_async_request(outgoing)
+            finally:
+                outgoing.headers.clear()  # the pool keeps the request as long as the answer's stream is open
         except UrlRefused:
             exchange.sent, exchange.failure = False, Failure.DENIED
         except (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.PoolTimeout):
