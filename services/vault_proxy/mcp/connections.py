@@ -36,6 +36,7 @@ CLOSE_SECONDS = 1.0
 
 _log = Log("services.vault_proxy.mcp")
 T = TypeVar("T")
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,15 @@ class _Held:
     credential: Credential | None = None
     looked_up: float | None = None
     catalog: Catalog | None = None
+    outdated: bool = False  # the server says that it has other tools now
     users: int = 0
     used_at: float = 0.0
 
     def bearer(self) -> Secret[str] | None:
         return self.credential.value if self.credential else None
+
+    def outdate(self) -> None:
+        self.outdated = True
 
     def disconnect(self) -> None:
         if self.connection is not None:
@@ -88,13 +93,14 @@ class Connections:
         self._hosts: set[asyncio.Task[None]] = set()
 
     async def tools(self, access: Access, server: Server, use: Use, refresh: bool = False) -> Catalog:
-        """Returns what a server offers, as it was listed before unless `refresh`.
+        """Returns what a server offers, as it was listed before unless `refresh`, or unless it said that it changed.
 
         Raises ServerLost, Denied (`SERVER_ADDRESS_DENIED`), Refused (`CREDENTIAL_REVOKED`), Unavailable
         (`VAULT_UNAVAILABLE`) or Full.
         """
         held = self._hold(access, server)
-        if held.catalog is None or refresh:
+        if held.catalog is None or held.outdated or refresh:
+            held.outdated = False
 
             async def ask(connection: Connection) -> list[dict[str, Any]]:
                 return await connection.list_tools()
@@ -111,16 +117,16 @@ class Connections:
         return held.catalog
 
     async def call(
-        self, access: Access, server: Server, tool: str, arguments: dict[str, Any], use: Use
+        self, access: Access, server: Server, tool: str, arguments: dict[str, Any], use: Use, say: Say
     ) -> tuple[dict[str, Any], Scrubber]:
         """Calls a tool by the server's own name for it. Returns the answer as it came, and what cleans it.
 
-        Raises as `tools` does.
+        `say` gets lines of the call's progress. Raises as `tools` does.
         """
         held = self._hold(access, server)
 
         async def ask(connection: Connection) -> dict[str, Any]:
-            return await connection.call_tool(tool, arguments)
+            return await connection.call_tool(tool, arguments, lambda told: say(told.line(_scrubber(held.credential))))
 
         try:
             answer = await self._with(access, held, ask, use)
@@ -194,7 +200,9 @@ class Connections:
             from services.vault_proxy.outbound import Outbound
 
             self._outbound = Outbound(self._allowed, self._ca_file)
-        connection: Connection = module.Connection(held.server.name, held.server.url, self._outbound, held.bearer)
+        connection: Connection = module.Connection(
+            held.server.name, held.server.url, self._outbound, held.bearer, held.outdate
+        )
         try:
             await connection.open(self._limits.connect_seconds)
         except BaseException:

@@ -81,6 +81,8 @@ class Transport(httpx2.AsyncBaseTransport):
             outgoing = self._outgoing(request, exchange)
             exchange.sent = True
             answer = await self._pool.handle_async_request(outgoing)
+            # The pool keeps the request as long as its stream is open, which may be for hours.
+            outgoing.headers = [each for each in outgoing.headers if each[0] != b"authorization"]
         except UrlRefused:
             exchange.sent, exchange.failure = False, Failure.DENIED
         except (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.PoolTimeout):
