@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urljoin
 
 import mcp_types as types
@@ -18,10 +18,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import ValidationError
 
 from services.kit.origin import UrlRefused, origin_of
-from services.vault_proxy.outbound import BODY_BYTES, BodyRefused
-
-if TYPE_CHECKING:
-    from httpx2 import AsyncClient
+from services.vault_proxy.outbound import BODY_BYTES, BodyRefused, Client
 
 ACCEPTED = range(200, 300)
 
@@ -31,7 +28,7 @@ class NoStream(Exception):
 
 
 @asynccontextmanager
-async def sse_transport(url: str, http: AsyncClient, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
+async def sse_transport(url: str, http: Client, ended: Callable[[], None]) -> AsyncIterator[tuple[Any, Any]]:
     """Opens the stream and yields where to read and where to write. Calls `ended` when the server ends the stream.
 
     Raises NoStream, or UrlRefused when the server names an endpoint of another origin.
@@ -65,7 +62,7 @@ async def sse_transport(url: str, http: AsyncClient, ended: Callable[[], None]) 
                     task.cancel()
 
 
-async def _post_all(http: AsyncClient, endpoint: str, said: Any, heard: Any, tasks: asyncio.TaskGroup) -> None:
+async def _post_all(http: Client, endpoint: str, said: Any, heard: Any, tasks: asyncio.TaskGroup) -> None:
     """Posts what is said: requests side by side, notifications in their order."""
     async for each in said:
         message = each.message
@@ -75,7 +72,7 @@ async def _post_all(http: AsyncClient, endpoint: str, said: Any, heard: Any, tas
             await asyncio.wait([task])
 
 
-async def _post(http: AsyncClient, endpoint: str, message: Any, heard: Any) -> None:
+async def _post(http: Client, endpoint: str, message: Any, heard: Any) -> None:
     """Posts a message. A request that is not taken gets an error: no answer will come for it."""
     body = message.model_dump(by_alias=True, mode="json", exclude_unset=True)
     try:

@@ -15,7 +15,7 @@ is the operator's own setting.
 """
 
 from services.vault_proxy.outbound.bodies import BODY_BYTES, STREAM_BYTES, BodyRefused
-from services.vault_proxy.outbound.client import Answer, NoAnswer, Outbound
+from services.vault_proxy.outbound.client import Answer, Client, NoAnswer, Outbound
 from services.vault_proxy.outbound.exchange import Exchange, Failure, observe
 from services.vault_proxy.outbound.transport import STANDING_STREAMS
 
@@ -25,6 +25,7 @@ __all__ = [
     "STREAM_BYTES",
     "Answer",
     "BodyRefused",
+    "Client",
     "Exchange",
     "Failure",
     "NoAnswer",
