@@ -1,4 +1,7 @@
-"""The brain's speed: what a turn, a wake and a crash cost, each with its bound, side by side. See `docs/brain.md`."""
+"""The brain's speed: what a turn, a wake and a crash cost, each with its bound, side by side.
+
+See `docs/brain-operations.md`.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from handmesh.cli.escape import escaped, one_line
-from handmesh.cli.lines import blocks_of, call_text, content_of, enum_word, kind_of, outcome_word
+from handmesh.cli.lines import blocks_of, call_text, content_of, kind_of, outcome_word, turn_text
+from handmesh.cli.spending import reached
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import event_pb2, session_pb2
 
@@ -68,7 +69,9 @@ class Transcript:
             case "turn_ended":
                 reason = event.turn_ended.reason
                 style = "green" if reason == event_pb2.TURN_END_REASON_DONE else "red"
-                self.note(f"turn ended: {enum_word(event_pb2.TurnEndReason, reason, 'TURN_END_REASON_')}", style)
+                self.note(f"turn ended: {turn_text(event.turn_ended)}", style)
+            case "budget_reached":
+                self.note(f"paused: {reached(event.budget_reached)}", "yellow")
             case kind if kind not in _QUIET:
                 self.note(f"{kind}: {content_of(event)}", "red" if kind == "error_raised" else "dim")
 

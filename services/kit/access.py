@@ -74,6 +74,7 @@ _VAULT_PROXY = {
     "CancelExecution": READERS,
     "OpenDoor": frozenset({"sandbox"}),
     "CreateVault": CLIENT,
+    "GetVault": CLIENT,
     "ListVaults": CLIENT,
     "ArchiveVault": CLIENT,
     "AddCredential": CLIENT,

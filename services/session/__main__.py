@@ -82,7 +82,7 @@ def parts(
         forks,
         imports,
         listing,
-        Upkeep(log, writer, index, listing, lifecycle, now, rules),
+        Upkeep(log, writer, index, listing, lifecycle, claims, now, rules),
         reader,
         watcher,
         Previews(writer, watcher),

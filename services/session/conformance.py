@@ -289,6 +289,28 @@ async def queue_05_loses_nothing_with_a_taker(store: Store) -> None:
         await item.done()
 
 
+async def queue_06_lets_the_item_of_a_dead_holder_be_inherited(store: Store) -> None:
+    """An item that somebody has taken can be held, given back and removed by another; one that waits cannot."""
+    harness, session = _harness(), ids.mint("sess")
+    assert await store.queue.inherit(harness, session) is None
+    await store.queue.put(harness, session)
+    assert await store.queue.inherit(harness, session) is None
+    await _take(store, harness)
+    inherited = await store.queue.inherit(harness, session)
+    assert inherited is not None and inherited.session_id == session
+    await inherited.hold()
+    assert await store.queue.take(harness, 0.2) is None
+    await inherited.back()
+    item = await _take(store, harness)
+    assert item.session_id == session and item.again
+    inherited = await store.queue.inherit(harness, session)
+    assert inherited is not None
+    await inherited.done()
+    assert await store.queue.inherit(harness, session) is None
+    assert await store.queue.put(harness, session)
+    await (await _take(store, harness)).done()
+
+
 async def wire_01_reaches_everybody_who_listens(store: Store) -> None:
     """What is sent reaches all who listen to the topic and key, in order, and nobody else."""
     key = ids.mint("sess")

@@ -164,6 +164,12 @@ class WorkQueue(Protocol):
     def adopt(self, session_id: str, handle: str) -> WorkItem:
         """Makes an item that another replica took this one's: from now on this one holds it."""
 
+    async def inherit(self, harness: str, session_id: str) -> WorkItem | None:
+        """Makes the item of a session this replica's, whoever took it: for one whose holder is no more.
+
+        None when the session is not in the queue, or waits there to be taken.
+        """
+
 
 class Wire(Protocol):
     """Tells every replica, this one included. What is sent may be lost; it is never stored."""

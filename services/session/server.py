@@ -186,7 +186,10 @@ class SessionServicer(SessionServiceServicer):
             if claim is None:
                 yield pb.ClaimWorkResponse()
             else:
-                yield pb.ClaimWorkResponse(session_id=claim.session_id, claim_id=claim.claim_id, harness=claim.harness)
+                events = codec.unseal(claim.events)
+                yield pb.ClaimWorkResponse(
+                    session_id=claim.session_id, claim_id=claim.claim_id, harness=claim.harness, events=events
+                )
 
     async def ReleaseWork(self, request: pb.ReleaseWorkRequest, context: Context) -> pb.ReleaseWorkResponse:
         wake_time = codec.nanoseconds(request.wake_time) if request.HasField("wake_time") else None

@@ -156,7 +156,7 @@ class Sessions:
         appended = await self._writer.append(session_id, draft)
         failpoints.hit("session.session_stored")
         self._index.note(session_id, appended.state)
-        await self._claims.want(session_id, appended.state)
+        await self._claims.want(session_id, appended.state, appended)
         return await self.get(session_id, config.tenant)
 
     async def _check_living(self, session_id: str) -> None:
@@ -188,7 +188,7 @@ class Sessions:
         if draft.facts[0].kind == "harness_woke":
             return Emitted(appended, await self._grant(session_id, appended))
         if emitter != HARNESS:
-            await self._claims.want(session_id, appended.state)
+            await self._claims.want(session_id, appended.state, appended)
         return Emitted(appended)
 
     async def _grant(self, session_id: str, appended: Appended) -> str:

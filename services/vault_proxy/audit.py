@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import grpc
 
@@ -14,7 +14,6 @@ from handmesh.session.v1 import event_pb2, session_pb2
 from services.kit import channels, ids
 from services.kit.errors import Unavailable
 from services.kit.logs import Log
-from services.vault_proxy.vaults import Credential
 
 if TYPE_CHECKING:
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
@@ -26,6 +25,16 @@ RETRY_SECONDS = 0.5
 FLUSH_SECONDS = 1.5  # with the grace for calls, less than what the launcher waits for
 
 _log = Log("services.vault_proxy.audit")
+
+
+class Bound(Protocol):
+    """What is told of a credential that was used."""
+
+    @property
+    def credential_id(self) -> str: ...
+
+    @property
+    def vault_id(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class Audit:
         self._none = asyncio.Event()
         self._none.set()
 
-    def used(self, session_id: str, server: str, execution_id: str, credential: Credential, result: str) -> None:
+    def used(self, session_id: str, server: str, execution_id: str, credential: Bound, result: str) -> None:
         """Takes note of a use, at once. `execution_id` is the call's, or empty when tools were looked up."""
         if len(self._waiting) >= MOST_WAITING:
             dropped = self._waiting.popleft()

@@ -9,6 +9,7 @@ from typing import Protocol
 from services.vault_proxy.secret import Secret
 
 Fields = Mapping[str, str]
+Changes = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,17 @@ class CredentialStore(Protocol):
         Of two writers at once, one succeeds. What the document held before cannot be read any more, by anyone.
         Raises Conflict (`VERSION_CONFLICT`, metadata `version`: the true one, 0 if there is none).
         """
+        ...
+
+    async def patch(self, path: str, fields: Changes, expected_version: int) -> int:
+        """Changes the fields that are named, None meaning that one goes, and keeps the others. Returns the new version.
+
+        Needs no right to read what is there. What was there before cannot be read any more. Raises Conflict as `write`.
+        """
+        ...
+
+    async def version(self, path: str) -> int:
+        """Returns the document's version, 0 where there is none. Needs no right to read it."""
         ...
 
     async def list(self, folder: str) -> list[str]:

@@ -53,6 +53,8 @@ KILLS = [
     Cell(12, "harness.decision_stored", kind="yours"),
     Cell(13, "harness.decision_stored"),  # TurnEnded
     Cell(13, "harness.run_ended"),
+    Cell(13, "session.claim_ended"),
+    Cell(13, "session.item_removed"),
     Cell(15, "sandbox.sandbox_booted"),
     Cell(15, "sandbox.sandbox_made"),
     Cell(15, "harness.sandbox_made"),
@@ -94,6 +96,8 @@ ERRORS = {
     "both": (
         "session.session_stored",
         "session.event_stored",
+        "session.claim_ended",
+        "session.item_removed",
         "harness.woke",
         "harness.model_asked",
         "harness.model_streaming",

@@ -17,7 +17,6 @@ from handmesh.client.addresses import Addresses, local_api_key
 from handmesh.client.channels import Link
 from handmesh.harness.v1 import harness_pb2
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
-from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.health import Health
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import HOST, SERVICES, Ports, free_ports
@@ -28,6 +27,7 @@ from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit.ids import mint
 
 SCRIPT = Path(__file__).with_name("script.yaml")
+ENVIRONMENTS = Path(__file__).with_name("environments.toml")
 LOOK_SECONDS = 0.02
 STRIKE_SECONDS = 60.0  # until a point is reached
 READY_SECONDS = 60.0
@@ -84,17 +84,11 @@ class Crew:
 
     async def add_harness(self, name: str, capacity: int = 100) -> None:
         """Starts one more harness, and waits until it serves."""
-        while True:
-            (port,) = free_ports(1)
-            self.addresses[name] = f"{HOST}:{port}"
-            process = self.others[name] = self._harness(name, capacity)
-            try:
-                async with Health(process, port) as health:
-                    await process.ready(health.serving, within=READY_SECONDS)
-                return
-            except PartFailed as problem:
-                if "Failed to bind" not in str(problem):
-                    raise  # else somebody was faster with that port
+        (port,) = free_ports(1)
+        self.addresses[name] = f"{HOST}:{port}"
+        process = self.others[name] = self._harness(name, capacity)
+        async with Health(process, port) as health:
+            await process.ready(health.serving, within=READY_SECONDS)
 
     def _harness(self, name: str, capacity: int) -> Process:
         files = self.mesh.files
@@ -170,8 +164,11 @@ async def crew(directory: Path) -> AsyncIterator[Crew]:
     failpoints.mkdir()
     armed = {service: {"HANDMESH_FAILPOINTS": str(failpoints)} for service in SERVICES}
     armed["vault_proxy"]["HANDMESH_OUTBOUND_ALLOW"] = HOST
+    armed["harness"]["HANDMESH_MODEL_PRELOAD"] = "1"  # what is killed loads it again beside the next cell
     data = directory / "mesh"
-    settings = MeshSettings(data, Scripted(SCRIPT), os.environ, Ports.free(), extra=armed)
+    settings = MeshSettings(
+        data, Scripted(SCRIPT), os.environ, Ports.free(), environments_file=ENVIRONMENTS, extra=armed
+    )
     async with (
         shop(directory) as server,
         await Mesh.start(settings) as mesh,

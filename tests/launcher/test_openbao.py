@@ -38,11 +38,11 @@ def login(bao: OpenBaoServer) -> str:
 
 def test_vault_proxy_reads_a_tenants_secret(openbao: OpenBaoServer) -> None:
     """What the operator puts, the AppRole reads and lists."""
-    assert openbao.operator.put_secret("tenants/default/reads", {"token": "s3cret"}) == 1
+    assert openbao.operator.put_secret("tenants/default/secrets/reads", {"token": "s3cret"}) == 1
     token = login(openbao)
-    _, answer = call(openbao, "GET", "handmesh/data/tenants/default/reads", token)
+    _, answer = call(openbao, "GET", "handmesh/data/tenants/default/secrets/reads", token)
     assert answer["data"]["data"] == {"token": "s3cret"}
-    _, listed = call(openbao, "LIST", "handmesh/metadata/tenants/default", token)
+    _, listed = call(openbao, "LIST", "handmesh/metadata/tenants/default/secrets", token)
     assert "reads" in listed["data"]["keys"]
 
 
@@ -102,24 +102,24 @@ def test_a_refusal_has_its_status(openbao: OpenBaoServer) -> None:
 
 async def test_it_comes_back_from_a_kill_by_itself(own_openbao: OpenBaoServer) -> None:
     """After SIGKILL a start unseals it with the kept key: secrets and the AppRole are the same."""
-    own_openbao.operator.put_secret("tenants/default/kept", {"token": "t"})
+    own_openbao.operator.put_secret("tenants/default/secrets/kept", {"token": "t"})
     approle = own_openbao.approle_file.read_bytes()
     await own_openbao.kill()
     await own_openbao.restart()
     assert own_openbao.operator.health() == ACTIVE
     assert own_openbao.approle_file.read_bytes() == approle
     token = await asyncio.to_thread(login, own_openbao)
-    _, answer = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/kept", token)
+    _, answer = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/secrets/kept", token)
     assert answer["data"]["data"] == {"token": "t"}
 
 
 async def test_a_first_start_that_was_cut_short_is_finished_by_the_next(own_openbao: OpenBaoServer) -> None:
     """Initialised but without its AppRole file, it lays out what is missing and keeps what is there."""
-    own_openbao.operator.put_secret("tenants/default/kept", {"token": "t"})
+    own_openbao.operator.put_secret("tenants/default/secrets/kept", {"token": "t"})
     own_openbao.approle_file.unlink()
     await own_openbao.restart()
     token = await asyncio.to_thread(login, own_openbao)
-    status, _ = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/kept", token)
+    status, _ = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/secrets/kept", token)
     assert status == 200
 
 

@@ -12,9 +12,11 @@ from tests.support.openbao import OpenBaoServer
 
 # What docs/vault.md asks an operator for when vaults are to be changed through the API.
 WRITER_POLICY = """
-path "handmesh/data/tenants/*" { capabilities = ["create", "update", "read"] }
-path "handmesh/destroy/tenants/*" { capabilities = ["update"] }
-path "handmesh/metadata/tenants/*" { capabilities = ["read", "list", "delete"] }
+path "handmesh/data/tenants/+/vaults/*"   { capabilities = ["create", "update", "read"] }
+path "handmesh/data/tenants/+/requests/*" { capabilities = ["create", "update", "read"] }
+path "handmesh/data/tenants/+/secrets/*"  { capabilities = ["create", "update", "patch", "read"] }
+path "handmesh/destroy/tenants/*"         { capabilities = ["update"] }
+path "handmesh/metadata/tenants/*"        { capabilities = ["read", "list", "delete"] }
 """
 
 # And where they are only read.

@@ -183,8 +183,7 @@ def put_credential(
 ) -> str:
     """Stores a credential as an operator does by hand, and returns its vault."""
     vault_id = vault_id or ids.mint("vault")
-    path = f"tenants/{tenant}/vaults/{vault_id}/credentials/{ids.mint('cred')}"
-    bao.operator.put_secret(path, {"kind": "static_bearer", "origin": origin, "value": value, "name": "by hand"})
+    bao.operator.put_bearer(vault_id, ids.mint("cred"), origin, value, "by hand", tenant)
     return vault_id
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from handmesh.launcher.vault_operator import POLICY
-from services.vault_proxy import executions, vaults
+from services.vault_proxy import credentials, executions
 from services.vault_proxy.core import answer, catalog
 from services.vault_proxy.mcp import connections
 from tests.vault_proxy.bao import READER_POLICY, WRITER_POLICY
@@ -34,7 +34,7 @@ def test_the_limits_are_the_codes() -> None:
         f"images and documents of a result | {answer.CONTENT_BYTES // 2**20} MiB |",
         f"tools of a server | {catalog.MOST_TOOLS:,}, and {catalog.CATALOG_BYTES // 2**20} MiB",
         f"remembered results | {executions.MOST_KEPT:,}, and {executions.KEPT_BYTES // 2**20} MiB |",
-        f"credentials of a vault | {vaults.MOST_CREDENTIALS} ",
+        f"credentials of a vault | {credentials.MOST_CREDENTIALS} ",
         f"connections | {connections.MOST_CONNECTIONS:,} ",
         f"for at most {connections.CREDENTIAL_SECONDS:g} seconds",
     ):

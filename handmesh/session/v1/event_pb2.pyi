@@ -1242,7 +1242,9 @@ class CredentialUsed(message.Message):
     execution_id: builtins.str
     """The tool call that it was used for."""
     result: builtins.str
-    """How it ended: `ok`, or a `handmesh.error.v1.ErrorReason` by name."""
+    """How it ended: `ok`, `refreshed` when only its access was renewed, or a
+    `handmesh.error.v1.ErrorReason` by name.
+    """
     def __init__(
         self,
         *,

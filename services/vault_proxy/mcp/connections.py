@@ -23,7 +23,7 @@ from services.vault_proxy.core.scrub import NoScrubber, Scrubber
 from services.vault_proxy.grants import Access, Server
 from services.vault_proxy.mcp.problems import CredentialRefused, ServerLost, SessionLost
 from services.vault_proxy.secret import Secret
-from services.vault_proxy.vaults import Credential, Vaults
+from services.vault_proxy.wallet import Usable, Wallet
 
 if TYPE_CHECKING:
     from services.vault_proxy.mcp.connection import Connection
@@ -51,7 +51,7 @@ class Limits:
 class Use:
     """What one call used: set as it goes, to be read when the call has ended in whatever way."""
 
-    credential: Credential | None = None
+    credential: Usable | None = None
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class _Held:
     server: Server
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one connects or looks the credential up at a time
     connection: Connection | None = None
-    credential: Credential | None = None
+    credential: Usable | None = None
     looked_up: float | None = None
     catalog: Catalog | None = None
     outdated: bool = False  # the server says that it has other tools now
@@ -83,8 +83,8 @@ class _Held:
 class Connections:
     """Lists and calls tools for sessions."""
 
-    def __init__(self, vaults: Vaults, limits: Limits, allowed: Allowed, ca_file: Path | None) -> None:
-        self._vaults = vaults
+    def __init__(self, wallet: Wallet, limits: Limits, allowed: Allowed, ca_file: Path | None) -> None:
+        self._wallet = wallet
         self._limits = limits
         self._allowed = allowed
         self._ca_file = ca_file
@@ -163,7 +163,7 @@ class Connections:
                     held.disconnect()
                     async with held.lock:
                         held.looked_up = None
-                        await self._look_up(access, held)
+                        await self._look_up(access, held, use.credential)
                     if refused or use.credential == held.credential:
                         raise _revoked(held.server, use.credential) from None
                     refused = True
@@ -182,7 +182,7 @@ class Connections:
                 held.connection = await self._open(held)
             return held.connection
 
-    async def _look_up(self, access: Access, held: _Held) -> None:
+    async def _look_up(self, access: Access, held: _Held, rejected: Usable | None = None) -> None:
         now = time.monotonic()
         if held.looked_up is not None and now - held.looked_up < CREDENTIAL_SECONDS:
             return
@@ -190,7 +190,7 @@ class Connections:
             origin = origin_of(held.server.url)
         except UrlRefused as refused:
             raise Denied("SERVER_ADDRESS_DENIED", f"{held.server.name}: {refused}", server=held.server.name) from None
-        held.credential = await self._vaults.find(access.tenant, access.vault_ids, origin)
+        held.credential = await self._wallet.find(access, origin, rejected.value if rejected else None)
         held.looked_up = now
 
     async def _open(self, held: _Held) -> Connection:
@@ -257,10 +257,10 @@ class Connections:
             host.cancel()
 
 
-def _scrubber(credential: Credential | None) -> Scrubber:
+def _scrubber(credential: Usable | None) -> Scrubber:
     return Scrubber(credential.value.reveal()) if credential else NoScrubber()
 
 
-def _revoked(server: Server, credential: Credential | None) -> ServiceError:
+def _revoked(server: Server, credential: Usable | None) -> ServiceError:
     why = "refuses the credential" if credential else "asks for a credential, and no vault of the session has one"
     return Refused("CREDENTIAL_REVOKED", f"the MCP server {server.name} {why}", server=server.name)

@@ -80,9 +80,10 @@ class Transport(httpx2.AsyncBaseTransport):
         try:
             outgoing = self._outgoing(request, exchange)
             exchange.sent = True
-            answer = await self._pool.handle_async_request(outgoing)
-            # The pool keeps the request as long as its stream is open, which may be for hours.
-            outgoing.headers = [each for each in outgoing.headers if each[0] != b"authorization"]
+            try:
+                answer = await self._pool.handle_async_request(outgoing)
+            finally:
+                outgoing.headers.clear()  # the pool keeps the request as long as the answer's stream is open
         except UrlRefused:
             exchange.sent, exchange.failure = False, Failure.DENIED
         except (httpcore2.ConnectError, httpcore2.ConnectTimeout, httpcore2.PoolTimeout):

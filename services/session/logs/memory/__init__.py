@@ -139,6 +139,14 @@ class MemoryQueue:
         queued = self._there.get((harness, session_id)) or _Queued(harness, session_id)
         return MemoryItem(self, queued, int(taken))
 
+    async def inherit(self, harness: str, session_id: str) -> MemoryItem | None:
+        queued = self._there.get((harness, session_id))
+        if queued is None or queued in self._waiting[harness]:
+            return None
+        item = MemoryItem(self, queued, queued.taken)
+        await item.hold()
+        return item
+
     def back_after(self, queued: _Queued, seconds: float) -> None:
         """Offers a taken session again after some time, unless its holder speaks before."""
         if queued.timer:
