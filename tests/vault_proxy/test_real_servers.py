@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -32,7 +33,9 @@ def running(port: int, command: list[str], directory: Path) -> Iterator[str]:
     environment = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(directory), "PORT": str(port)}
     log = directory / f"{port}.log"
     with log.open("wb") as written:
-        process = subprocess.Popen(command, cwd=directory, env=environment, stdout=subprocess.DEVNULL, stderr=written)
+        process = subprocess.Popen(
+            command, cwd=directory, env=environment, stdout=subprocess.DEVNULL, stderr=written, start_new_session=True
+        )
     try:
         for _ in range(TRIES):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
@@ -42,7 +45,7 @@ def running(port: int, command: list[str], directory: Path) -> Iterator[str]:
                 process.wait(0.05)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
+        os.killpg(process.pid, signal.SIGTERM)  # `node` of PyPI is a program that starts node
         process.wait(20)
 
 
