@@ -77,6 +77,8 @@ class Tools:
         finally:
             if use.credential is not None:
                 self._audit.used(access.session_id, server.name, "", use.credential, result)
+        if use.change is not None:
+            self._audit.changed(access.session_id, server.name, use.change)
         return catalog.narrowed(server.allowed_tools)
 
     async def execute(self, access: Access, call: Call) -> Answer:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CREDENTIAL_SECONDS = 30.0  # how long a credential is used before it is looked up again
 MOST_CONNECTIONS = 2_000
+MOST_PINS = 10_000  # of sessions and servers; a change of one that is forgotten is not noticed
 SWEEP_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
 
@@ -52,6 +53,7 @@ class Use:
     """What one call used: set as it goes, to be read when the call has ended in whatever way."""
 
     credential: Usable | None = None
+    change: catalog.Change | None = None  # of the server's tools
 
 
 @dataclass(eq=False)
@@ -90,6 +92,7 @@ class Connections:
         self._ca_file = ca_file
         self._outbound: Outbound | None = None
         self._held: dict[tuple[str, str], _Held] = {}
+        self._pins: dict[tuple[str, str], dict[str, str]] = {}  # what was listed last; the oldest first
         self._hosts: set[asyncio.Task[None]] = set()
 
     async def tools(self, access: Access, server: Server, use: Use, refresh: bool = False) -> Catalog:
@@ -100,7 +103,7 @@ class Connections:
         """
         held = self._hold(access, server)
         if held.catalog is None or held.outdated or refresh:
-            held.outdated = False
+            held.outdated = False  # before it is asked: what it says meanwhile counts
 
             async def ask(connection: Connection) -> list[dict[str, Any]]:
                 return await connection.list_tools()
@@ -108,13 +111,26 @@ class Connections:
             try:
                 async with asyncio.timeout(self._limits.connect_seconds):
                     raw = await self._with(access, held, ask, use)
+            except ServiceError:
+                held.outdated = True
+                raise
             except TimeoutError:
+                held.outdated = True
                 held.disconnect()
                 raise ServerLost(server.name, "does not list its tools in time", begun=False) from None
             scrubber = _scrubber(use.credential)
             held.catalog = catalog.build(server.name, scrubber.value(raw))
             self.tell(scrubber, access, server, use)
+            use.change = self._pin((access.session_id, server.name), catalog.prints_of(held.catalog))
         return held.catalog
+
+    def _pin(self, key: tuple[str, str], prints: dict[str, str]) -> catalog.Change | None:
+        """Remembers what a server offers to a session, for as long as the session is known. Returns what changed."""
+        before = self._pins.pop(key, None)
+        self._pins[key] = prints
+        while len(self._pins) > MOST_PINS:
+            del self._pins[next(iter(self._pins))]
+        return None if before is None else catalog.difference(before, prints)
 
     async def call(
         self, access: Access, server: Server, tool: str, arguments: dict[str, Any], use: Use, say: Say
@@ -233,6 +249,8 @@ class Connections:
         """Lets go of everything of a session."""
         for key in [key for key in self._held if key[0] == session_id]:
             self._held.pop(key).disconnect()
+        for key in [key for key in self._pins if key[0] == session_id]:
+            del self._pins[key]
 
     def _sweep(self, idle_seconds: float) -> None:
         now = time.monotonic()
