@@ -308,7 +308,7 @@ async def check_18_what_was_cancelled_first_never_starts(stand: Stand) -> None:
     await stand.hand.cancel(sandbox, "toolu_1")
     assert not await stand.hand.start(sandbox, command("touch ran", execution_id="toolu_1"))
     assert (await stand.result(sandbox, "toolu_1")).outcome is Outcome.INTERRUPTED
-    assert (await stand.bash(sandbox, "ls")).text == "(no output)"
+    assert (await stand.bash(sandbox, "ls")).text == "outputs"
 
 
 async def check_19_nothing_waits_for_a_person(stand: Stand) -> None:
@@ -574,7 +574,7 @@ async def check_39_a_lower_epoch_is_refused(stand: Stand) -> None:
     await refused(Conflict, "EPOCH_STALE", stand.hand.start(sandbox, command("touch ran", epoch=6)))
     await refused(Conflict, "EPOCH_STALE", stand.hand.cancel(sandbox, "x", epoch=6))
     await stand.hand.start(sandbox, command("true", epoch=7))
-    assert (await stand.bash(sandbox, "ls")).text == "(no output)"
+    assert (await stand.bash(sandbox, "ls")).text == "outputs"
 
 
 async def check_40_executions_are_listed(stand: Stand) -> None:

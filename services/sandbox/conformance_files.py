@@ -145,7 +145,7 @@ async def check_09_content_that_breaks_off_is_no_file(stand: Stand) -> None:
 
     sandbox = await stand.id(files=[File("/workspace/a", b"before")])
     await refused(Gone, "BLOB_NOT_FOUND", stand.hand.put(sandbox, [Streamed("/workspace/a", broken)]))
-    await stand.until(sandbox, '[ "$(ls -A)" = a ]')
+    await stand.until(sandbox, '[ "$(echo $(ls -A))" = "a outputs" ]')
     assert await whole(stand, sandbox, "/workspace/a") == b"before"
     await refused(Gone, "BLOB_NOT_FOUND", stand.sandbox(files=[Streamed("/workspace/a", broken)]))
     assert len(await stand.hand.list()) == 1
@@ -174,7 +174,7 @@ async def check_12_a_refused_archive_leaves_nothing(stand: Stand) -> None:
     bad = tar_of(("a", b"1"), ("../../b", b"2"))
     sandbox = await stand.id()
     await refused(Invalid, "RESOURCE_INVALID", stand.hand.put(sandbox, [Archive("/workspace/src", bad)]))
-    assert (await stand.bash(sandbox, "ls -A")).text == "(no output)"
+    assert (await stand.bash(sandbox, "ls -A")).text == "outputs"
     await refused(Invalid, "RESOURCE_INVALID", stand.sandbox(files=[Archive("/workspace/src", bad)]))
     assert len(await stand.hand.list()) == 1
 
@@ -249,6 +249,13 @@ async def check_17_many_files_at_once(stand: Stand) -> None:
     sandbox = await stand.id(files=[File(f"/workspace/{number}", b"%d" % number) for number in range(16)])
     read = await asyncio.gather(*(whole(stand, sandbox, f"/workspace/{number}") for number in range(16)))
     assert read == [b"%d" % number for number in range(16)]
+
+
+async def check_18_there_is_a_folder_for_outputs(stand: Stand) -> None:
+    """It is there before the first command, empty and the tools' own."""
+    sandbox = await stand.id()
+    assert await stand.hand.files(sandbox, "/workspace/outputs") == ((), False)
+    assert (await stand.bash(sandbox, "ls; echo 1 > outputs/a && cat outputs/a")).text == "outputs\n1"
 
 
 CHECKS: tuple[Callable[[Stand], Awaitable[None]], ...] = tuple(

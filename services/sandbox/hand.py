@@ -68,6 +68,7 @@ class Labels:
     request_id: str = ""
     generation: int = 1
     pool: str = ""  # of a free one that waits for an owner: a digest of what it was made by
+    tenant: str = ""  # of the client that made it for itself; a session's has its session's
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
 """Who may do something to a sandbox: for a session's, its harness with a living grant, and clients of its tenant.
 
-Sandboxes without a session belong to whoever knows their id. Without a session service nobody can be asked, and
-everybody who may call at all may do everything.
+A sandbox without a session is its maker's: a client's is for clients of its tenant. Without a session service nobody
+can be asked whose a session is, and everybody who may call at all may do everything to its sandboxes.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 from services.kit.errors import Conflict, Gone, Unauthenticated
 from services.kit.grants import Grants, shown
 from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox.backends import Backends
+from services.sandbox.hand import Labels, SandboxInfo
 from services.sandbox.session import Session
 
 MOST_TENANTS = 10_000  # remembered: a session's never changes
@@ -30,16 +32,25 @@ class Leave:
 
     async def to_look(self, sandbox_id: str) -> None:
         """Lets the mesh and the tenant's clients see a sandbox. Raises Gone (`SANDBOX_GONE`), as if there were none."""
-        await self._check_tenant(await self._owner(sandbox_id), sandbox_id)
+        await self._check_tenant(await self._labels(sandbox_id), sandbox_id)
+
+    async def seen(self, found: Sequence[SandboxInfo]) -> list[SandboxInfo]:
+        """Returns those that the caller may know of: the mesh of all, a client of its tenant's. Free ones are nobody's.
+
+        Raises Unavailable when nobody can be asked.
+        """
+        if caller().tenant is None:
+            return list(found)
+        return [info for info in found if not info.labels.pool and await self._is_callers(info.labels)]
 
     async def to_release(self, sandbox_id: str) -> bool:
         """Says whether to release a sandbox: another tenant's is as good as none. Half-made ones are nobody's."""
         try:
-            session_id = await self._owner(sandbox_id)
+            labels = await self._labels(sandbox_id)
         except Gone:
             return True
         try:
-            await self._check_tenant(session_id, sandbox_id)
+            await self._check_tenant(labels, sandbox_id)
         except Gone:
             return False
         return True
@@ -49,35 +60,43 @@ class Leave:
 
         Raises Unauthenticated (`GRANT_INVALID`), Conflict (`EPOCH_STALE`), Unavailable when nobody can be asked.
         """
-        session_id = await self._owner(sandbox_id)
-        await self._check_tenant(session_id, sandbox_id)
-        await self._check_grant(context, session_id, epoch)
+        labels = await self._labels(sandbox_id)
+        await self._check_tenant(labels, sandbox_id)
+        await self._check_grant(context, labels.session_id, epoch)
 
     async def to_provision(self, context: Context, session_id: str, epoch: int) -> None:
         """Lets somebody make a sandbox for a session. Raises as `to_act`, and Gone (`SESSION_NOT_FOUND`)."""
-        if self._session is not None:
-            await self._check_tenant(session_id, "")
+        if self._session is not None and session_id:
+            tenant = caller().tenant
+            if tenant is not None and tenant != await self._tenant_of(self._session, session_id):
+                raise Gone("SESSION_NOT_FOUND", "there is no such session", session_id=session_id)
             await self._check_grant(context, session_id, epoch)
 
-    async def _owner(self, sandbox_id: str) -> str:
-        if self._session is None:
-            return ""
+    async def _labels(self, sandbox_id: str) -> Labels:
         _, info = await self._backends.find(sandbox_id)
-        return info.labels.session_id
+        return info.labels
 
-    async def _check_tenant(self, session_id: str, sandbox_id: str) -> None:
-        tenant = caller().tenant
-        if tenant is None or not session_id or tenant == await self._tenant_of(session_id):
-            return
-        if sandbox_id:
+    async def _check_tenant(self, labels: Labels, sandbox_id: str) -> None:
+        if not await self._is_callers(labels):
             raise Gone("SANDBOX_GONE", "there is no such sandbox (any more)", sandbox_id=sandbox_id)
-        raise Gone("SESSION_NOT_FOUND", "there is no such session", session_id=session_id)
 
-    async def _tenant_of(self, session_id: str) -> str:
-        assert self._session is not None
+    async def _is_callers(self, labels: Labels) -> bool:
+        tenant = caller().tenant
+        if tenant is None:
+            return True
+        if not labels.session_id:
+            return labels.tenant in ("", tenant)
+        if self._session is None:
+            return True
+        try:
+            return tenant == await self._tenant_of(self._session, labels.session_id)
+        except Gone:
+            return False
+
+    async def _tenant_of(self, session: Session, session_id: str) -> str:
         known = self._tenants.get(session_id)
         if known is None:
-            known = self._tenants[session_id] = await self._session.tenant_of(session_id)
+            known = self._tenants[session_id] = await session.tenant_of(session_id)
             if len(self._tenants) > MOST_TENANTS:
                 self._tenants.popitem(last=False)
         return known

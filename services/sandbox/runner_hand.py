@@ -327,9 +327,13 @@ def _gone(sandbox_id: str) -> Gone:
 
 def _same(info: SandboxInfo, labels: Labels) -> SandboxInfo:
     """Returns a request's sandbox, unless the request was another's."""
-    if (info.labels.environment, info.labels.session_id) != (labels.environment, labels.session_id):
-        raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another session or environment")
+    if _owner(info.labels) != _owner(labels):
+        raise Exists("REQUEST_ID_REUSED", "the request made a sandbox for another owner or environment")
     return info
+
+
+def _owner(labels: Labels) -> tuple[str, str, str]:
+    return labels.environment, labels.session_id, labels.tenant
 
 
 def _request(operation: str, order: Order) -> dict[str, Any]:

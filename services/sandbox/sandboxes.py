@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.kit import failpoints
 from services.kit.errors import Gone, Invalid, ServiceError
@@ -20,6 +20,7 @@ from services.sandbox import core
 from services.sandbox.backends import Backends
 from services.sandbox.environments import Environments
 from services.sandbox.hand import (
+    WORKSPACE,
     Chunk,
     ExecutionInfo,
     FileInfo,
@@ -32,11 +33,12 @@ from services.sandbox.hand import (
 from services.sandbox.mounts import Mounts
 from services.sandbox.pool import Pools
 from services.sandbox.resources import Load, Resource, Resources
+from services.sandbox.runner import config
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool, offered
 
-OUTPUTS = "/workspace/outputs"  # by convention what an agent has made for people
+OUTPUTS = f"{WORKSPACE}/{config.OUTPUTS}"  # what an agent has made for people
 _log = Log("services.sandbox.sandboxes")
 
 
@@ -118,18 +120,21 @@ class Sandboxes:
         self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
         labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
-        preparing = asyncio.create_task(self._planting.prepare(load.repositories))
+        if not wanted.session_id:
+            labels = replace(labels, tenant=tenant or "")
+        preparing = asyncio.create_task(self._planting.prepare(load.repositories)) if load.repositories else None
         try:
             info = await self._pools.claim(recipe, labels, load.contents)
             if info is None:
                 info = await backend.provision(recipe, labels, load.contents)
             self._backends.remember(backend, info)
-            if load.repositories:
+            if preparing is not None:
                 await self._plant(backend, info.labels.sandbox_id, load.repositories, preparing)
             await self._mount(backend, info, load)
         finally:
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
+            if preparing is not None:
+                preparing.cancel()
+                await asyncio.gather(preparing, return_exceptions=True)
         failpoints.hit("sandbox.sandbox_made")
         return info
 
@@ -242,7 +247,7 @@ class Sandboxes:
         return await self._resources.checkpoint(hand, info, tenant)
 
     async def files(self, sandbox_id: str, path: str) -> tuple[tuple[FileInfo, ...], bool]:
-        """Lists files, and says whether there are more. Outputs that nobody has made yet are none."""
+        """Lists files, and says whether there are more. Outputs whose folder a tool has removed are none."""
         hand, _ = await self._backends.find(sandbox_id)
         try:
             return await hand.files(sandbox_id, core.read_path(path))

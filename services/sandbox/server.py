@@ -84,7 +84,7 @@ class SandboxServicer(Later):
         )
 
     async def ListSandboxes(self, request: pb.ListSandboxesRequest, context: Context) -> pb.ListSandboxesResponse:
-        found = await self._sandboxes.living(request.session_id)
+        found = await self._leave.seen(await self._sandboxes.living(request.session_id))
         return pb.ListSandboxesResponse(sandboxes=[messages.sandbox(info) for info in found])
 
     async def ListEnvironments(

@@ -4,7 +4,6 @@
     status(state)             what the session does
     needs_harness(state)      whether anybody must be woken for it
     may_be_timed(state)       whether a timer may wake anybody for it
-    wants(state, timed)       whether anybody must be woken, now that a time may have come
     admission.admit(...)      whether events may be appended (in its own module)
 
 `fold` changes the state that it is given and returns it: a state knows the names of up to 100,000 events, and a copy
@@ -266,8 +265,3 @@ def needs_harness(state: WriteState) -> bool:
 def may_be_timed(state: WriteState) -> bool:
     """Says whether a time that has come can mean anything to a harness: only while a turn is open."""
     return not state.archived and status(state) in (Status.RUNNING, Status.RETRYING, Status.WAITING)
-
-
-def wants(state: WriteState, timed: bool) -> bool:
-    """Says whether anybody must be woken; `timed`: a time has come, or somebody who may have owed one is gone."""
-    return needs_harness(state) or (timed and may_be_timed(state))

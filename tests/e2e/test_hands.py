@@ -55,7 +55,7 @@ async def test_hands_are_apart_and_are_lost_one_at_a_time(client: Client, enviro
         ("box", 2),
         ("build", 1),
     ]
-    assert sorted(by_hand(events, "tool_started")[-2:]) == [("box", "done"), ("build", "where\ndone")]
+    assert sorted(by_hand(events, "tool_started")[-2:]) == [("box", "outputs\ndone"), ("build", "outputs\nwhere\ndone")]
     assert (kinds(events).count("tools_offered"), ends(events)) == (2, ["DONE", "DONE"])
 
 

@@ -70,7 +70,7 @@ async def test_what_goes_in_and_what_is_kept(mesh: Mesh, client: Client) -> None
         assert (answer.content, answer.memory.session_id) == (b"2\n", session.id)
         kept = await hands.Checkpoint(pb.CheckpointRequest(sandbox_id=one), metadata=metadata)
         two = await provision(checkpoint_id=kept.checkpoint_id)
-        assert await bash(two, "ls; sha256sum < big") == f"big\n{hashlib.sha256(content).hexdigest()}  -"
+        assert await bash(two, "ls; sha256sum < big") == f"big\noutputs\n{hashlib.sha256(content).hexdigest()}  -"
         pieces = hands.ReadFile(pb.ReadFileRequest(sandbox_id=two, path="/workspace/big"), metadata=metadata)
         assert sum([len(piece.chunk) async for piece in pieces]) == BIG
         assert resident(mesh.pids["sandbox"]) - before < BIG // 2

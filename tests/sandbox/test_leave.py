@@ -41,6 +41,7 @@ class World:
     """The service as a client of the tenant `default` sees it, and what is behind it."""
 
     stub: Any
+    mesh: Any  # the same for a harness
     sandboxes: Sandboxes
 
     async def make(self, session_id: str) -> str:
@@ -57,8 +58,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     servicer = SandboxServicer(sandboxes, Leave(backends, Tenants()))  # type: ignore[arg-type]
     add = lambda server: add_SandboxServiceServicer_to_server(servicer, server)  # noqa: E731
     async with served(tmp_path, "sandbox", add, "handmesh.sandbox.v1.SandboxService") as it:
-        async with it.as_client() as channel:
-            yield World(SandboxServiceStub(channel), sandboxes)
+        async with it.as_client() as channel, it.as_service("harness") as meshed:
+            yield World(SandboxServiceStub(channel), SandboxServiceStub(meshed), sandboxes)
         for info in await sandboxes.living(""):
             await sandboxes.release(info.labels.sandbox_id)
     await backends.close()
@@ -117,3 +118,23 @@ async def test_nothing_is_made_for_another_tenants_session(world: World) -> None
     """Provisioning says that there is no such session."""
     wanted = pb.ProvisionRequest(environment="process", session_id=THEIRS, request_id="r", hand="main")
     assert await reason(world.stub.Provision(wanted)) == "SESSION_NOT_FOUND"
+
+
+async def test_only_ones_own_are_listed(world: World) -> None:
+    """Not another tenant's, not those of a session that is gone, and no free one; a service of the mesh sees all."""
+    made = (await world.stub.Provision(pb.ProvisionRequest(environment="process"))).sandbox.sandbox_id
+    mine, theirs, nobodys = [await world.make(session_id) for session_id in (MINE, THEIRS, NOBODYS)]
+    other = (await world.sandboxes.provision(Wanted("process"), "other")).labels.sandbox_id
+    found = (await world.stub.ListSandboxes(pb.ListSandboxesRequest())).sandboxes
+    assert {each.sandbox_id for each in found} == {made, mine}
+    assert not (await world.stub.ListSandboxes(pb.ListSandboxesRequest(session_id=THEIRS))).sandboxes
+    found = (await world.mesh.ListSandboxes(pb.ListSandboxesRequest())).sandboxes
+    assert {each.sandbox_id for each in found} == {made, mine, theirs, nobodys, other}
+
+
+async def test_another_tenants_without_a_session_is_not_there(world: World) -> None:
+    """Its id is of no use, nor is the request that made it."""
+    made = (await world.sandboxes.provision(Wanted("process", request_id="r"), "other")).labels.sandbox_id
+    assert await reason(world.stub.Execute(CALLS["Execute"](made))) == "SANDBOX_GONE"
+    wanted = pb.ProvisionRequest(environment="process", request_id="r")
+    assert await reason(world.stub.Provision(wanted)) == "REQUEST_ID_REUSED"

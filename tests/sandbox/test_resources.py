@@ -23,7 +23,7 @@ async def test_archives_go_in_and_files_come_out(stub: Any) -> None:  # noqa: F8
     more = pb.Resource(mount_path="/workspace/zip", archive=pb.Archive(content=zip_of(("d", b"333"))))
     await stub.PutResources(pb.PutResourcesRequest(sandbox_id=id, resources=[more]))
     assert not (await stub.ListFiles(pb.ListFilesRequest(sandbox_id=id, path="/workspace/outputs"))).files
-    await stub.Execute(bash(id, "mkdir outputs; cat src/a src/b/c zip/d > outputs/all"))
+    await stub.Execute(bash(id, "cat src/a src/b/c zip/d > outputs/all"))
     listed = await stub.ListFiles(pb.ListFilesRequest(sandbox_id=id))
     paths = [f"/workspace/{path}" for path in ("outputs/all", "src/a", "src/b/c", "zip/d")]
     assert ([file.path for file in listed.files], listed.truncated) == (paths, False)

@@ -154,7 +154,7 @@ async def test_cancel(stub: Any) -> None:
         await stub.CancelExecution(pb.CancelExecutionRequest(sandbox_id=sandbox, execution_id=id))
     assert (await call).result.outcome == INTERRUPTED
     assert (await stub.Execute(bash(sandbox, "touch ran", execution_id="toolu_2"))).result.outcome == INTERRUPTED
-    assert (await stub.Execute(bash(sandbox, "ls"))).result.output == "(no output)"
+    assert (await stub.Execute(bash(sandbox, "ls"))).result.output == "outputs"
 
 
 async def watched(stub: Any, sandbox: str, execution_id: str) -> pb.WatchExecutionRequest:

@@ -231,7 +231,9 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSandboxes(self, request, context):
-        """Lists the sandboxes that there are, oldest first, free ones in pools too.
+        """Lists the sandboxes that there are, oldest first. A client sees those of its
+        tenant: of its sessions, and those that it made without a session. The mesh
+        sees all, free ones in pools too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -108,7 +108,10 @@ class SandboxServiceStub:
     * `NOT_FOUND`: `SANDBOX_GONE`.
     """
     ListSandboxes: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListSandboxesRequest, _sandbox_pb2.ListSandboxesResponse]
-    """Lists the sandboxes that there are, oldest first, free ones in pools too."""
+    """Lists the sandboxes that there are, oldest first. A client sees those of its
+    tenant: of its sessions, and those that it made without a session. The mesh
+    sees all, free ones in pools too.
+    """
     ListEnvironments: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListEnvironmentsRequest, _sandbox_pb2.ListEnvironmentsResponse]
     """Lists the environments that the operator configured."""
     Release: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ReleaseRequest, _sandbox_pb2.ReleaseResponse]
@@ -243,7 +246,10 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     * `NOT_FOUND`: `SANDBOX_GONE`.
     """
     ListSandboxes: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListSandboxesRequest, _sandbox_pb2.ListSandboxesResponse]  # type: ignore[assignment]
-    """Lists the sandboxes that there are, oldest first, free ones in pools too."""
+    """Lists the sandboxes that there are, oldest first. A client sees those of its
+    tenant: of its sessions, and those that it made without a session. The mesh
+    sees all, free ones in pools too.
+    """
     ListEnvironments: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListEnvironmentsRequest, _sandbox_pb2.ListEnvironmentsResponse]  # type: ignore[assignment]
     """Lists the environments that the operator configured."""
     Release: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ReleaseRequest, _sandbox_pb2.ReleaseResponse]  # type: ignore[assignment]
@@ -417,7 +423,10 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.ListSandboxesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.ListSandboxesResponse, _abc.Awaitable[_sandbox_pb2.ListSandboxesResponse]]:
-        """Lists the sandboxes that there are, oldest first, free ones in pools too."""
+        """Lists the sandboxes that there are, oldest first. A client sees those of its
+        tenant: of its sessions, and those that it made without a session. The mesh
+        sees all, free ones in pools too.
+        """
 
     @_abc_1.abstractmethod
     def ListEnvironments(

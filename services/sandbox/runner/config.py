@@ -8,6 +8,7 @@ from typing import NamedTuple
 PROTOCOL = 1
 MAX_REQUEST_BYTES = 8 << 20
 CHUNK_BYTES = 32 << 10  # of UTF-8 in one `chunk`
+OUTPUTS = "outputs"  # the folder of the workspace for what is made for people; it is there from the start
 
 
 class Config(NamedTuple):

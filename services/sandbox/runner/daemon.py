@@ -11,12 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from .children import Children
-from .config import PROTOCOL, Config
+from .config import OUTPUTS, PROTOCOL, Config
 from .connection import Connection
 from .execution import Execution, Order
 from .kept import Kept, Room
 from .problem import Problem
-from .processes import Watched
+from .processes import Watched, acting_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -223,4 +223,6 @@ def main() -> None:
         os.chmod(config.socket, 0o777)  # the directory decides who reaches it
         listener.listen(128)
     os.makedirs(config.records, exist_ok=True)
+    with acting_as(config.tool_uid):
+        os.makedirs(os.path.join(config.workspace, OUTPUTS), exist_ok=True)
     Daemon(config, listener).run()

@@ -68,6 +68,20 @@ def really(uid: int | None) -> Iterator[None]:
         os.setresgid(group, -1, -1)
 
 
+@contextlib.contextmanager
+def acting_as(uid: int | None) -> Iterator[None]:
+    """Has this process reach files as a user and its group for a moment. Before any tool runs."""
+    own, group = os.geteuid(), os.getegid()
+    if uid is not None:
+        os.setegid(uid)
+        os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+        os.setegid(group)
+
+
 class Watched:
     """A file of the kernel that is read again and again: opened once, if it is there."""
 
