@@ -129,9 +129,7 @@ def _answer(url: str, method: str) -> tuple[int, bytes]:
 def _store(mesh: Mesh, token: str, origin: str) -> str:
     """Puts the token into OpenBao as a credential for one origin, and returns its vault's id."""
     vault_id, credential_id = minted("vault"), minted("cred")
-    path = f"tenants/{TENANT}/vaults/{vault_id}/credentials/{credential_id}"
-    secret = {"kind": "static_bearer", "origin": origin, "value": token, "name": SERVER}
-    mesh.vault.put_secret(path, secret)
+    mesh.vault.put_bearer(vault_id, credential_id, origin, token, SERVER, TENANT)
     return vault_id
 
 

@@ -1,10 +1,13 @@
 """Which port each part of a one-machine mesh listens on, and who holds one that is taken."""
 
+import os
 import random
 import re
 import socket
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from handmesh.launcher.errors import PortTaken
@@ -24,7 +27,8 @@ FREE_FROM, FREE_TO = 20_000, 32_000
 """Range for ports that nobody chose. It ends below the kernel's ephemeral range, so no outgoing connection of another
 process takes such a port between our look and the part's bind."""
 
-FREE_TRIES = 1_000
+BLOCK = 100
+"""Ports of that range that a process has for itself, so that no two processes of a machine are given the same one."""
 
 _OFFSETS = {
     "session": 1,
@@ -73,7 +77,7 @@ class Ports:
 
     @classmethod
     def free(cls) -> "Ports":
-        """Returns ports that are free right now, for tests."""
+        """Returns ports of this process that are free right now, for tests."""
         return cls(**dict(zip(_OFFSETS, free_ports(len(_OFFSETS)), strict=True)))
 
     def client(self, service: str) -> str:
@@ -107,15 +111,29 @@ class Holder:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns `count` different ports on which nobody listens right now. Raises PortTaken when there are too few."""
-    found: set[int] = set()
-    for _ in range(FREE_TRIES):
-        if len(found) == count:
-            return sorted(found)
-        port = random.randrange(FREE_FROM, FREE_TO)
-        if _is_free(port):
-            found.add(port)
-    raise PortTaken(f"found no {count} free ports from {FREE_FROM} to {FREE_TO}")
+    """Returns `count` different ports on which nobody listens right now, and which no other process is given here.
+
+    A port comes again only after all others that the process has. Raises PortTaken when there are too few.
+    """
+    mine = _ports_of(os.getpid())
+    found: list[int] = []
+    looked = 0
+    while len(found) < count:
+        if looked == len(mine):
+            mine.extendleft(_claim_block())
+        if _is_free(mine[0]):
+            found.append(mine[0])
+        mine.rotate(-1)
+        looked += 1
+    return sorted(found)
+
+
+def free_base() -> int:
+    """Returns a base for `Ports.at` whose ports no other process is given. Raises PortTaken when there is none."""
+    while True:
+        block = _claim_block()
+        if all(map(_is_free, block)):
+            return block.start - 1
 
 
 def require_free(ports: Iterable[int]) -> None:
@@ -147,6 +165,32 @@ def _listed(ports: list[int]) -> str:
 def listens(pid: int, port: int) -> bool:
     """Says whether this very process listens on `port`: what answers there is then not someone else."""
     return _has_one_of(Path("/proc") / str(pid), _listening_inodes(port))
+
+
+@cache
+def _ports_of(pid: int) -> deque[int]:
+    """Returns the ports that a process has claimed, by its id: a forked one claims its own. The first is next."""
+    return deque()
+
+
+def _claim_block() -> range:
+    """Claims a block that no process has, and returns its ports but the first one, which is the sign of the claim.
+
+    The sign is a socket that is bound there for as long as this process lives. It has not SO_REUSEADDR, so the system
+    binds nobody else to that port, and it is not inherited by the programs that this process starts.
+    """
+    firsts = list(range(FREE_FROM, FREE_TO, BLOCK))
+    random.shuffle(firsts)
+    for first in firsts:
+        sign = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sign.bind((HOST, first))
+        except OSError:
+            sign.close()
+            continue
+        sign.detach()  # never closed
+        return range(first + 1, first + BLOCK)
+    raise PortTaken(f"found no {BLOCK} free ports from {FREE_FROM} to {FREE_TO}")
 
 
 def _is_free(port: int) -> bool:

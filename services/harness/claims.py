@@ -107,7 +107,7 @@ class Claims:
 
     async def _work(self, offer: ClaimWorkResponse) -> None:
         try:
-            ended = await self._runs.work(offer.session_id, offer.harness)
+            ended = await self._runs.work(offer.session_id, offer.harness, offer.events)
         except ServiceError as problem:
             _log.info("offer refused", session_id=offer.session_id, reason=problem.reason)
             ended = Ended(refused=True)

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
-from services.harness.core import Fact, Replied, Woke
-from services.harness.ports import Appended, SessionLog, Standing
+from services.harness.core import Fact, Other, Replied, Woke
+from services.harness.ports import Appended, Previews, SessionLog, Standing
 from services.harness.shelf import Shelf
 from services.kit import failpoints
-from services.kit.errors import Conflict, Refused, Unavailable
+from services.kit.errors import Conflict, OutOfRange, Refused, Unavailable
 
 SAY_AGAIN_SECONDS = 60.0  # how long a fact is said again while the session service is away
 PAUSE_SECONDS = 0.25  # between two tries
@@ -25,12 +25,20 @@ class Fenced(Exception):
     """Another harness owns the session: leave it alone."""
 
 
-class Journal:
-    """Reads ahead in the background and hands each fact to `apply`, once and in order."""
+class Changed(Exception):
+    """The log does not hold what was known of it."""
 
-    def __init__(self, log: SessionLog, apply: Callable[[Fact], None]) -> None:
+
+class Journal:
+    """Reads ahead in the background and hands each fact to `apply`, once and in order.
+
+    `known` is the fact that was applied last, if the log was read before: it is read again, and has to be the same.
+    """
+
+    def __init__(self, log: SessionLog, apply: Callable[[Fact], None], known: Fact | None = None) -> None:
         self.log = log
-        self.head = 0
+        self.last = known
+        self._known = known
         self.epoch = 0
         self.grant = ""
         self.shelf = Shelf(log)
@@ -40,17 +48,34 @@ class Journal:
         self._newest_woke = 0
         self._caught_up = asyncio.Event()
         self._owned = asyncio.Event()
+        self._previews: Previews | None = None
+
+    @property
+    def head(self) -> int:
+        """The position of the last event that was applied."""
+        return self.last.position if self.last is not None else 0
 
     async def open(self) -> None:
-        """Reads the log to its end as it is now."""
-        self._reader = asyncio.create_task(self._read(), name=f"read {self.log.session_id}")
+        """Reads the log to its end as it is now, or was offered. Raises Changed."""
+        for fact in self.log.newest:
+            self._take(await self._whole(fact))
+        if self.log.newest and self.head == self.log.newest[-1].position:
+            return  # it is read on while the session is taken up
+        self._start_reading()
+        assert self._reader is not None
         arrived = asyncio.create_task(self._caught_up.wait())
         await asyncio.wait({self._reader, arrived}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
         self.check()
 
+    def _start_reading(self) -> None:
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read(), name=f"read {self.log.session_id}")
+
     async def close(self) -> None:
-        """Stops reading."""
+        """Stops reading and showing."""
+        if self._previews is not None:
+            await self._previews.close()
         if self._reader is not None:
             self._reader.cancel()
             await asyncio.wait({self._reader})
@@ -71,7 +96,13 @@ class Journal:
 
     async def take_up(self, event: Event) -> None:
         """Emits `HarnessWoke` at the log's end as it was read. Raises Conflict when the log has moved on."""
-        appended = await self.log.emit([event], 0, self.head)
+        emitting = asyncio.create_task(self.log.emit([event], 0, self.head), name="take up")
+        try:
+            await asyncio.sleep(0)  # it leaves before anything else is begun: the reply waits for it
+            self._start_reading()
+            appended = await emitting
+        finally:
+            emitting.cancel()
         self.epoch, self.grant = appended.first_position, appended.grant
         failpoints.hit("harness.woke")
         await self._applied([event], appended)
@@ -80,6 +111,13 @@ class Journal:
     async def owned(self) -> None:
         """Waits until the session is this harness's: before that, nothing is appended or shown."""
         await self._owned.wait()
+
+    async def previews(self) -> Previews:
+        """Opens the way to show previews, which stays open for the next answer. Waits as `owned` does."""
+        await self.owned()
+        if self._previews is None:
+            self._previews = self.log.previews(self.epoch)
+        return self._previews
 
     async def say(self, *events: Event) -> None:
         """Appends facts, whatever came in between. A result that came second is dropped: the first one counts."""
@@ -90,12 +128,21 @@ class Journal:
         try:
             await self._append(events, self.head)
         except Conflict as conflict:
-            if conflict.reason != "POSITION_CONFLICT":
-                raise
-            await self._reach(int(conflict.metadata.get("last_position", self.head)))
+            await self.reach_conflict(conflict)
             return False
         failpoints.hit("harness.decision_stored")
         return True
+
+    async def say_with(self, *events: Event) -> None:
+        """Appends a fact together with what was decided because of it; alone when the log is not as it was read."""
+        if len(events) == 1 or not await self.propose(*events):
+            await self.say(events[0])
+
+    async def reach_conflict(self, conflict: Conflict) -> None:
+        """Reads to where the log was when it had moved on. Raises any other conflict."""
+        if conflict.reason != "POSITION_CONFLICT":
+            raise conflict
+        await self._reach(int(conflict.metadata.get("last_position", self.head)))
 
     async def _append(self, events: tuple[Event, ...], expected: int | None) -> None:
         await self.owned()
@@ -146,9 +193,22 @@ class Journal:
         self.check()
 
     async def _read(self) -> None:
-        async for page in self.log.follow(1):
+        try:
+            await self._follow(self._known or Other(0))
+        except OutOfRange:
+            if self._known is None:
+                raise
+            raise Changed from None
+
+    async def _follow(self, known: Fact) -> None:
+        async for page in self.log.follow(max(1, known.position)):
             for fact in page.facts:
-                self._take(await self._whole(fact))
+                if fact.position > self.head:
+                    self._take(await self._whole(fact))
+                elif fact.position == known.position and await self._whole(fact) != known:
+                    raise Changed
+            if page.last_position < known.position:
+                raise Changed
             if self.head >= page.last_position:
                 self._caught_up.set()
 
@@ -158,7 +218,7 @@ class Journal:
     def _take(self, fact: Fact) -> None:
         if fact.position != self.head + 1:
             return  # read back after it was applied at once
-        self.head = fact.position
+        self.last = fact
         if isinstance(fact, Woke):
             self._newest_woke = fact.position
         self._apply(fact)

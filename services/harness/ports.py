@@ -9,6 +9,7 @@ from typing import Protocol
 from handmesh.session.v1.event_pb2 import Event, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
+from services.harness.prices import BUILT_IN, Prices
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class Previews(Protocol):
     def show(self, preview: Preview) -> None:
         """Takes one piece; returns at once."""
 
+    def flush(self) -> None:
+        """An event is complete: what is left of it does not wait for more, and the next one's first piece neither."""
+
     async def close(self) -> None:
         """Sends what is left, for at most a second."""
 
@@ -45,6 +49,7 @@ class SessionLog(Protocol):
     """One session's log."""
 
     session_id: str
+    newest: Sequence[Fact]  # the log's last events as they were when the session was offered; may be empty
 
     def follow(self, start_position: int) -> AsyncIterator[Page]:
         """Yields the log from a position on, then what is appended, without a gap or a repeat, over reconnects.
@@ -190,6 +195,7 @@ class Ports:
     servers: Servers
     now: Callable[[], float]
     jitter: Callable[[], float]
+    prices: Prices = BUILT_IN
     pictures: Pictures | None = None  # without any, the model is told of an image that is too big
 
 
@@ -207,7 +213,7 @@ class Progress(Protocol):
 
 
 class HarnessType(Protocol):
-    """A kind of brain. Holds nothing between two sessions, nor anything of a session that its log does not hold."""
+    """A kind of brain. Holds nothing of a session that its log does not hold, and little of that between two runs."""
 
     description: str
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from handmesh.session.v1.event_pb2 import Event
 from services.harness.ports import ASKING, HarnessType, Ports, SessionLog
 from services.kit.errors import Conflict, Full, Gone, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
@@ -50,7 +51,7 @@ class Runs:
     def __init__(
         self,
         types: Mapping[str, HarnessType],
-        open_log: Callable[[str], SessionLog],
+        open_log: Callable[[str, Sequence[Event]], SessionLog],
         ports: Ports,
         instance: str,
         capacity: int,
@@ -81,9 +82,12 @@ class Runs:
         if len(self._runs) >= self.capacity:
             raise Full("FULL", f"this harness is at work on {self.capacity} sessions, its limit", retry_after=1.0)
 
-    async def work(self, session_id: str, harness: str) -> Ended:
-        """Takes a session up and waits until the run has ended. Raises as `check`, and what broke the run."""
-        run = self._runs.get(session_id) or self._begin(session_id, harness)
+    async def work(self, session_id: str, harness: str, newest: Sequence[Event] = ()) -> Ended:
+        """Takes a session up and waits until the run has ended. Raises as `check`, and what broke the run.
+
+        `newest` is what was offered of the log (see `SessionLog`).
+        """
+        run = self._runs.get(session_id) or self._begin(session_id, harness, newest)
         assert run.task is not None
         await asyncio.wait({run.task})
         if run.task.cancelled():
@@ -93,16 +97,16 @@ class Runs:
         except ServiceError as problem:
             return Ended(refused=not isinstance(problem, Gone))
 
-    def _begin(self, session_id: str, harness: str) -> Run:
+    def _begin(self, session_id: str, harness: str, newest: Sequence[Event]) -> Run:
         self.check(harness)
         run = self._runs[session_id] = Run(session_id)
-        run.task = asyncio.create_task(self._run(run, self._types[harness]), name=f"run {session_id}")
+        run.task = asyncio.create_task(self._run(run, self._types[harness], newest), name=f"run {session_id}")
         run.task.add_done_callback(_heard)
         return run
 
-    async def _run(self, run: Run, kind: HarnessType) -> float | None:
+    async def _run(self, run: Run, kind: HarnessType, newest: Sequence[Event]) -> float | None:
         try:
-            return await kind.run(self._open_log(run.session_id), self._ports, self._instance, run)
+            return await kind.run(self._open_log(run.session_id, newest), self._ports, self._instance, run)
         except Conflict as conflict:
             _log.info("another harness was faster", session_id=run.session_id, reason=conflict.reason)
             return None

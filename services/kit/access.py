@@ -70,9 +70,11 @@ _SANDBOX = {
 _VAULT_PROXY = {
     "ListTools": READERS,
     "Execute": READERS,
+    "WatchExecution": READERS,
     "CancelExecution": READERS,
     "OpenDoor": frozenset({"sandbox"}),
     "CreateVault": CLIENT,
+    "GetVault": CLIENT,
     "ListVaults": CLIENT,
     "ArchiveVault": CLIENT,
     "AddCredential": CLIENT,

@@ -26,6 +26,8 @@ POINTS: dict[str, str] = {
     "session.session_stored": "the first events are in the log; the work queue does not know",
     "session.event_stored": "events are in the log; neither their emitter nor the work queue knows",
     "session.end_stored": "the session has ended; its grants are not revoked",
+    "session.claim_ended": "a claim has ended and the log needs nobody; the work queue still has the session",
+    "session.item_removed": "the work queue has the session no more; nobody has looked into the log since",
     "harness.woke": "the session is this harness's; nothing else is done",
     "harness.model_asked": "the model has the request; nothing has come back",
     "harness.model_streaming": "a piece of the answer has come",

@@ -10,9 +10,13 @@ MAX_REMEMBERED = 10_000
 
 
 class Bounded(OrderedDict[str, V]):
-    """At most `MAX_REMEMBERED` entries."""
+    """At most so many entries."""
+
+    def __init__(self, most: int = MAX_REMEMBERED) -> None:
+        super().__init__()
+        self._most = most
 
     def __setitem__(self, key: str, value: V) -> None:
         super().__setitem__(key, value)
-        if len(self) > MAX_REMEMBERED:
+        if len(self) > self._most:
             self.popitem(last=False)

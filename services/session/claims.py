@@ -7,9 +7,13 @@ Three things hold a session that needs a harness:
     a timer          a harness wants it back at some time; durable, known to all replicas (`timers.py`)
 
 A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
-claim ends and the log, read after that, needs nobody: what was appended before is seen then, and what is appended later
-queues the session again. When this process dies its items come back by themselves, and whoever takes one asks the other
-replicas first whether the harness is with them by now (`holders.py`).
+claim ends and the log needs nobody. The log is read once more after that: what was appended meanwhile is seen then, and
+what is appended later queues the session again. When this process dies, the replica that its harnesses come to inherits
+the items of what they work on. The other items come back by themselves, and whoever takes one asks the other replicas
+first whether a harness is with them by now (`holders.py`). What it should have queued and has not, in the moment
+between an append or a removal and the queue, others find: `Upkeep` reminds of it.
+
+A few lines longer than a module should be: who has a session is decided in one place.
 """
 
 from __future__ import annotations
@@ -18,15 +22,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from services.kit import failpoints
 from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
 from services.session.bounded import Bounded
 from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.holders import Holders, Word
 from services.session.log import HOLD_SECONDS, Registry, Wire, WorkItem, WorkQueue
-from services.session.streams import Claim, Offered, Stream, check
+from services.session.streams import Claim, Newest, Offered, Stream, check, wants
 from services.session.timers import Timer, Timers
-from services.session.writer import Writer
+from services.session.writer import Appended, Writer
 
 TAKE_SECONDS = 5.0
 REFUSED_SECONDS = 1.0  # until a session that a harness refused is offered again
@@ -52,6 +57,7 @@ class Claims:
         self._by_session: dict[str, Claim] = {}
         self._left: dict[str, Claim] = {}  # claims of streams that ended because this process does
         self._ended: Bounded[None] = Bounded()  # claims that were released
+        self._newest = Newest()
         self._idle: Bounded[int] = Bounded()  # sessions for which a harness did nothing, how often
         self._streams: set[Stream] = set()
         self._handed_over = asyncio.Event()
@@ -88,9 +94,10 @@ class Claims:
                 if claim.item is not None:
                     await claim.item.hold()
 
-    async def want(self, session_id: str, state: WriteState) -> None:
-        """Sees to it that somebody is offered the session, if its log needs a harness. Durable on return."""
+    async def want(self, session_id: str, state: WriteState, appended: Appended | None = None) -> None:
+        """Sees to it that somebody is offered the session, and what was appended, if need be. Durable on return."""
         if needs_harness(state) and session_id not in self._by_session:  # a claim's end looks into the log again
+            self._newest.note(session_id, appended)
             await self._queue.put(state.harness, session_id)
 
     async def offer(self, session_id: str) -> tuple[Offered, str]:
@@ -103,6 +110,13 @@ class Claims:
         if not await self._queue.put(state.harness, session_id) and await self._holders.has(session_id):
             return Offered.CLAIMED, state.harness
         return Offered.OFFERED, state.harness
+
+    async def remind(self, session_id: str) -> bool:
+        """Queues a session whose log needs a harness, if neither the queue nor a timer has it; says whether it did."""
+        state = await self._state(session_id)
+        if state is None or not needs_harness(state) or session_id in self._by_session:
+            return False
+        return not await self._timers.has(session_id) and await self._queue.put(state.harness, session_id, timed=True)
 
     async def claim(
         self, capacity: int, harnesses: Sequence[str], working: Sequence[str], instance: str = ""
@@ -139,7 +153,7 @@ class Claims:
         self._ended[claim_id] = None
         state = await self._state(claim.session_id)
         if state is None:
-            return await self._finish(claim.session_id, claim.item)
+            return await self._finish(claim.session_id, claim.item, None)
         if refused:
             return await self._later(claim, state, self._now() + int(REFUSED_SECONDS * 1e9))
         if wake_time is not None and wake_time <= self._now():
@@ -149,7 +163,7 @@ class Claims:
         if wake_time is not None and may_be_timed(state) and not unseen:
             return await self._later(claim, state, wake_time)
         if not needs_harness(state) or state.harness != claim.harness:
-            return await self._finish(claim.session_id, claim.item)
+            return await self._finish(claim.session_id, claim.item, state)
         if max(state.last_input, state.last_deed) > claim.head:
             self._idle.pop(claim.session_id, None)
             await self._back(claim)
@@ -178,19 +192,22 @@ class Claims:
 
     async def _offer(self, stream: Stream, harness: str, item: WorkItem) -> None:
         session_id = item.session_id
-        state = await self._state(session_id)
-        wanted = state is not None and state.harness == harness and _wants(state, item)
-        if wanted and item.again and await self._is_elsewhere(session_id, item):
+        state = self._writer.remembered(session_id)
+        if state is None or not needs_harness(state):
+            state = await self._state(session_id)  # whoever queued it may be another replica
+        wanted = state is not None and state.harness == harness and wants(state, item)
+        if wanted and (item.again or item.timed) and await self._is_elsewhere(session_id, item):
             return
         claim = self._by_session.get(session_id)
         if claim is not None:
             claim.item = item  # it came back though a harness has it
         elif state is None or not wanted:
-            await self._finish(session_id, item)
+            await self._finish(session_id, item, state)
         elif stream.full:
             await item.back()
         else:
-            self._register(Claim(session_id, harness, state.head, item, stream))
+            events = self._newest.take(session_id, state.head)
+            self._register(Claim(session_id, harness, state.head, item, stream, events))
 
     async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
         """Says whether its harness went to another replica, which then has the item."""
@@ -207,19 +224,19 @@ class Claims:
         state = await self._state(session_id)
         if state is None or state.ended:
             return
-        old = self._by_session.get(session_id)
-        if old is not None and old.stream.instance != stream.instance:
-            return
-        item = old.item if old is not None else await self._taken_over(session_id, stream.instance)
+        item = None
+        if session_id not in self._by_session:
+            if await self._holders.claim(session_id, stream.instance) not in (None, stream.instance):
+                return
+            item = await self._queue.inherit(state.harness, session_id)
         old = self._by_session.get(session_id)
         if old is not None:
+            if old.stream.instance != stream.instance:
+                return
             self._unbind(old)
             self._ended[old.claim_id] = None
+            item = item or old.item
         self._register(Claim(session_id, state.harness, state.head, item, stream))
-
-    async def _taken_over(self, session_id: str, instance: str) -> WorkItem | None:
-        handle = await self._holders.claim(session_id, instance)
-        return self._queue.adopt(session_id, handle) if handle else None
 
     def _answer(self, word: Word) -> str | None:
         """Answers another replica (see `Holders`)."""
@@ -227,12 +244,12 @@ class Claims:
         if word.kind == "who":
             if claim is not None and word.handle:
                 claim.item = self._queue.adopt(word.session_id, word.handle)
-            return None if claim is None else ""
-        claim = claim or self._left.get(word.session_id)
-        if claim is None or claim.stream.instance != word.instance:
-            return None
-        self._unbind(claim)
-        return "" if claim.item is None else claim.item.handle
+        else:
+            for mine in (claim, self._left.get(word.session_id)):
+                if mine is not None and mine.stream.instance == word.instance:
+                    self._unbind(mine)
+                    return word.instance
+        return None if claim is None else claim.stream.instance
 
     def _register(self, claim: Claim) -> None:
         self._claims[claim.claim_id] = self._by_session[claim.session_id] = claim
@@ -257,11 +274,16 @@ class Claims:
             else:
                 await self._back(claim)
 
-    async def _finish(self, session_id: str, item: WorkItem | None) -> bool:
-        """Removes the item; queues the session again when its log, read after that, needs a harness."""
+    async def _finish(self, session_id: str, item: WorkItem | None, seen: WriteState | None) -> bool:
+        """Removes the item of a session that needs nobody, or nobody of this type: then it is queued for others
+        before. Queues it again when its log, read after that, needs a harness."""
+        if seen is not None and needs_harness(seen):
+            await self._queue.put(seen.harness, session_id)
+        failpoints.hit("session.claim_ended")
         if item is not None:
             await item.done()
         self._idle.pop(session_id, None)
+        failpoints.hit("session.item_removed")
         state = await self._state(session_id)
         if state is None or not needs_harness(state):
             return False
@@ -292,8 +314,3 @@ class Claims:
             return await self._writer.current(session_id)
         except Gone:
             return None
-
-
-def _wants(state: WriteState, item: WorkItem) -> bool:
-    """A harness that did not leave by itself may have owed the session a time, so another one is asked for it."""
-    return needs_harness(state) or ((item.timed or item.again) and may_be_timed(state))

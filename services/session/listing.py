@@ -18,7 +18,7 @@ from handmesh.session.v1.session_pb2 import Session
 from services.kit import ids
 from services.kit.errors import Gone, Invalid
 from services.session import codec
-from services.session.core import WriteState, status
+from services.session.core import Status, WriteState, status
 from services.session.index import BUCKET, Index, Row, merged, prefix_of
 from services.session.log import Registry
 from services.session.reader import Reader
@@ -31,6 +31,7 @@ MAX_SCAN = 10_000  # rows that one page looks at
 SLACK = 60 * 1_000_000_000  # nanoseconds between an entry and its session's first event
 AT_ONCE = 16  # logs that are looked at at once
 _GONE = Row(gone=True)
+_AT_WORK = (int(Status.RUNNING), int(Status.RETRYING))
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Listing:
         self._rows: defaultdict[str, dict[str, Row]] = defaultdict(dict)  # by tenant's prefix and session
         self._order: defaultdict[str, list[str]] = defaultdict(list)  # oldest first
         self._doomed: dict[str, str] = {}  # sessions whose deletion has begun, with their tenant's prefix
+        self._at_work: set[str] = set()
         self._revision = 0
         self._lock = asyncio.Lock()
 
@@ -121,6 +123,10 @@ class Listing:
         """Returns prefix and id of the sessions whose deletion has begun and not ended, as of the last sync."""
         return [(prefix, session_id) for session_id, prefix in self._doomed.items()]
 
+    def at_work(self) -> list[str]:
+        """Returns the ids of the sessions that need a harness or have one, as of the last sync."""
+        return list(self._at_work)
+
     async def sync(self) -> None:
         """Reads what has changed since the last time."""
         async with self._lock:
@@ -139,6 +145,10 @@ class Listing:
     def _take(self, key: str, row: Row) -> None:
         prefix, _, session_id = key.partition(".")
         rows, order = self._rows[prefix + "."], self._order[prefix + "."]
+        if row.status in _AT_WORK and row.made and not (row.gone or row.archived or row.doomed):
+            self._at_work.add(session_id)
+        else:
+            self._at_work.discard(session_id)
         if row.gone:
             self._doomed.pop(session_id, None)
             if rows.pop(session_id, None) is not None:

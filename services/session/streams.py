@@ -10,12 +10,17 @@ from dataclasses import dataclass, field
 
 from services.kit import ids
 from services.kit.errors import Invalid
+from services.session.bounded import Bounded
 from services.session.configs import HARNESS_TYPE
+from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.log import WorkItem
+from services.session.writer import Appended
 
 MAX_CAPACITY = 1_000
 LIFE_SECONDS = 5.0  # between two signs of life
 BURST = 32  # offers that come at once
+NEWEST_BYTES = 16 * 1024  # of a session's events that are offered with it
+MAX_NEWEST = 500  # sessions of which they are remembered
 OFFERS_PER_SECOND = 100.0  # after that: a thousand sessions that wake together do not all ask the model together
 
 
@@ -36,6 +41,7 @@ class Claim:
     head: int  # the log's last position when it was offered
     item: WorkItem | None
     stream: Stream
+    events: bytes = field(default=b"", repr=False)  # the log's last ones, as they are stored
     claim_id: str = field(default_factory=lambda: ids.mint("claim"))
 
 
@@ -46,6 +52,34 @@ def check(capacity: int, harnesses: Sequence[str]) -> None:
     for harness in harnesses:
         if not HARNESS_TYPE.fullmatch(harness):
             raise Invalid("ARGUMENT_INVALID", f"a type matches ^{HARNESS_TYPE.pattern}$", field="harness_types")
+
+
+class Newest:
+    """Sessions' last events, as they are stored, which are offered with the session: the harness need not read them.
+
+    Nothing depends on it: what is big, or of which there is much, is not remembered.
+    """
+
+    def __init__(self) -> None:
+        self._found: Bounded[Appended] = Bounded(MAX_NEWEST)
+
+    def note(self, session_id: str, appended: Appended | None) -> None:
+        """Remembers what was appended last, if anything was."""
+        if appended is not None and len(appended.data) <= NEWEST_BYTES:
+            self._found[session_id] = appended
+
+    def take(self, session_id: str, head: int) -> bytes:
+        """Returns the last events of a log that ends with `head`, as far as they are remembered, and forgets them."""
+        found = self._found.pop(session_id, None)
+        return found.data if found is not None and found.last_position == head else b""
+
+
+def wants(state: WriteState, item: WorkItem) -> bool:
+    """Says whether a session is to be offered.
+
+    A harness that did not leave by itself may have owed it a time, so another one is asked for it.
+    """
+    return needs_harness(state) or ((item.timed or item.again) and may_be_timed(state))
 
 
 class Stream:

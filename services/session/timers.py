@@ -53,6 +53,11 @@ class Timers:
         await self._registry.put(BUCKET, timer.session_id, value)
         heapq.heappush(self._heap, (timer.due, timer))
 
+    async def has(self, session_id: str) -> bool:
+        """Says whether the session has a timer that has not rung."""
+        entry = await self._registry.get(BUCKET, session_id)
+        return entry is not None and entry.value != NONE
+
     async def run(self) -> None:
         """Rings what is due, until cancelled."""
         look = 0.0

@@ -1,5 +1,6 @@
 """What the session service does by itself, now and then: carries deletions through that broke off, mends the index,
-clears away what was never made, and archives or deletes what the rules of `retention` no longer keep.
+clears away what was never made, offers sessions that were forgotten, and archives or deletes what the rules of
+`retention` no longer keep.
 
 Each replica does it; all of it may be done twice. None of it hurries.
 """
@@ -7,11 +8,13 @@ Each replica does it; all of it may be done twice. None of it hurries.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from services.kit.errors import ServiceError, Unavailable
 from services.kit.logs import Log as Journal
 from services.session import retention
+from services.session.claims import Claims
 from services.session.core import needs_harness
 from services.session.index import Index, survey
 from services.session.lifecycle import Lifecycle
@@ -23,6 +26,8 @@ from services.session.writer import Writer
 FIRST_SECONDS = 1.0  # after the start: a process that died may have left something
 EVERY_SECONDS = 60 * 60.0
 DOOMED_SECONDS = 10.0  # between two looks for deletions that broke off
+FORGOTTEN_SECONDS = 5.0  # between two looks for sessions that nobody was told of
+AT_ONCE = 16  # sessions that may be forgotten and are looked at together
 UNMADE_SECONDS = 60 * 60  # after which a fork or an import that broke off is deleted
 PAUSE_SECONDS = 0.05  # between two sessions
 
@@ -39,6 +44,7 @@ class Upkeep:
         index: Index,
         listing: Listing,
         lifecycle: Lifecycle,
+        claims: Claims,
         now: Callable[[], int],
         rules: Sequence[Rule] = (),
     ) -> None:
@@ -47,6 +53,7 @@ class Upkeep:
         self._index = index
         self._listing = listing
         self._lifecycle = lifecycle
+        self._claims = claims
         self._now = now
         self._rules = rules
 
@@ -55,6 +62,7 @@ class Upkeep:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_repeat(self.look, EVERY_SECONDS))
             tasks.create_task(_repeat(self.finish_deletions, DOOMED_SECONDS))
+            tasks.create_task(_repeat(self.find_forgotten, FORGOTTEN_SECONDS))
 
     async def finish_deletions(self) -> None:
         """Carries deletions through that were begun. One that is under way elsewhere may be among them: each step of a
@@ -64,11 +72,27 @@ class Upkeep:
             await self._lifecycle.resume(session_id, prefix)
             _journal.info("deletion carried through", session_id=session_id)
 
+    async def find_forgotten(self) -> None:
+        """Offers the sessions that need a harness, and that nothing holds which would bring them one (see `Claims`).
+
+        A process that died after something was appended, and before it said so, leaves such a session behind. The
+        index knows it when the process that appended lives on, or once `look` has looked into all logs.
+        """
+        await self._listing.sync()
+        waiting = self._listing.at_work()
+        for start in range(0, len(waiting), AT_ONCE):
+            part = waiting[start : start + AT_ONCE]
+            found = await asyncio.gather(*map(self._claims.remind, part))
+            for session_id in itertools.compress(part, found):
+                _journal.warning("forgotten session offered", session_id=session_id)
+            await asyncio.sleep(PAUSE_SECONDS)
+
     async def look(self) -> None:
         """Does all of it once."""
         await self._listing.sync()
         made = [(session_id, row) for _, session_id, row in self._listing.rows() if row.made]
         await survey(self._index, self._writer, self._log, made)
+        await self.find_forgotten()
         await self._clear()
         for due in list(retention.due(self._rules, self._listing.rows(), self._now())):
             await self._let_go(due)

@@ -3,7 +3,7 @@
 The store alone decides who gets a position. What this process remembers of a session is a guess until an append
 succeeds: a position that is taken, or a refusal by the rules, makes it read on and ask the rules again.
 
-A few lines longer than a module should be: one class around one lock, which is read best in one piece.
+A little longer than a module should be: one class around one lock, which is read best in one piece.
 """
 
 from __future__ import annotations
@@ -48,12 +48,14 @@ class Draft:
 
 @dataclass(frozen=True)
 class Appended:
-    """Where the events are. `state` is what the log says, and goes on changing."""
+    """Where the events are. `state` is what the log says, and goes on changing; `data` is the events as stored."""
 
     first_position: int
     time: int
     duplicate: bool
     state: WriteState
+    data: bytes = field(default=b"", repr=False)
+    last_position: int = 0  # of the events in `data`
 
 
 @dataclass
@@ -142,6 +144,11 @@ class Writer:
         check_owner(session_id, state, tenant)
         return state
 
+    def remembered(self, session_id: str) -> WriteState | None:
+        """Returns what the log said when this process looked last, if that may still hold."""
+        kept = self._kept.get(session_id)
+        return kept.state if kept is not None and kept.era == self._era and not kept.state.damaged else None
+
     async def _append(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
         fresh = kept.era != self._era
         if fresh:
@@ -207,7 +214,7 @@ class Writer:
         self._snapshot(session_id, kept)
         self._marks.note(session_id, Mark(state.head, state.digest, state.tenant))
         await self._wire.send(NOTE, session_id, codec.note(batch))
-        return Appended(first, time, False, state)
+        return Appended(first, time, False, state, data, batch.last_position)
 
     async def _read_on(self, session_id: str, kept: _Kept) -> None:
         """Reads what took our position, in one step: whoever is slower here loses the next position too."""

@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Awaitable, Callable
 
 from services.kit.errors import Conflict, Unavailable
-from services.vault_proxy.ports import CredentialStore, Document
+from services.vault_proxy.ports import CredentialStore, Document, Pass
 from services.vault_proxy.secret import Secret
 
 Check = Callable[[CredentialStore, str], Awaitable[None]]
@@ -117,6 +117,56 @@ async def check_09_calls_may_be_made_at_once(store: CredentialStore, folder: str
     assert found == [Document(Secret({"value": str(number)}), 1) for number in range(50)]
 
 
+async def check_10_a_change_keeps_the_rest(store: CredentialStore, folder: str) -> None:
+    """Named fields are replaced or go, others stay; a stale change, or one of nothing, is a conflict."""
+    path = f"{folder}/patched"
+    await store.write(path, {"value": "a", "kept": "b", "goes": "c"}, 0)
+    assert await store.patch(path, {"value": "new", "goes": None, "more": "d"}, 1) == 2
+    changed = Document(Secret({"value": "new", "kept": "b", "more": "d"}), 2)
+    assert await store.read(path) == changed
+    for expected in (0, 1, 3):
+        try:
+            await store.patch(path, {"value": "stale"}, expected)
+        except Conflict as conflict:
+            assert conflict.metadata == {"version": "2"}, conflict.metadata
+            continue
+        raise AssertionError(f"a change that expected version {expected} was taken")
+    try:
+        await store.patch(f"{folder}/nothing", {"value": "x"}, 0)
+    except Conflict as conflict:
+        assert conflict.metadata == {"version": "0"}, conflict.metadata
+    else:
+        raise AssertionError("nothing was changed")
+    assert await store.read(path) == changed
+    assert await store.read(f"{folder}/nothing") is None
+
+
+async def check_11_versions_are_told(store: CredentialStore, folder: str) -> None:
+    """A document's version is told without the document, 0 where there is none, and again after a purge."""
+    path = f"{folder}/counted"
+    assert await store.version(path) == 0
+    await store.write(path, {"value": "a"}, 0)
+    await store.write(path, {"value": "b"}, 1)
+    assert await store.version(path) == 2
+    await store.purge(path)
+    assert await store.version(path) == 0
+
+
+async def check_secrets(store: CredentialStore, tenant: str, vault_id: str, holder: Pass) -> None:
+    """A secret that was written or changed is read with the pass of a session that has its vault; nothing is None."""
+    folder = f"tenants/{tenant}/secrets/{vault_id}"
+    assert await store.read_secret(f"{folder}/one", holder) is None
+    await store.write(f"{folder}/one", FIELDS, 0)
+    assert await store.read_secret(f"{folder}/one", holder) == Document(Secret(FIELDS), 1)
+    assert await store.patch(f"{folder}/one", {"value": "newer", "origin": None}, 1) == 2
+    changed = {"kind": FIELDS["kind"], "value": "newer", "empty": ""}
+    assert await store.read_secret(f"{folder}/one", holder) == Document(Secret(changed), 2)
+    store.forget(holder.session_id, 0)
+    assert await store.read_secret(f"{folder}/one", holder) == Document(Secret(changed), 2)
+    await store.purge(f"{folder}/one")
+    assert await store.read_secret(f"{folder}/one", holder) is None
+
+
 async def check_shut_and_open(
     store: CredentialStore, folder: str, shut: Callable[[], Awaitable[None]], reopen: Callable[[], Awaitable[None]]
 ) -> None:
@@ -127,6 +177,8 @@ async def check_shut_and_open(
         lambda: store.read(f"{folder}/kept"),
         lambda: store.list(folder),
         lambda: store.write(f"{folder}/kept", FIELDS, 1),
+        lambda: store.patch(f"{folder}/kept", FIELDS, 1),
+        lambda: store.version(f"{folder}/kept"),
         lambda: store.purge(f"{folder}/kept"),
     ]
     for ask in asked:
@@ -161,4 +213,6 @@ CHECKS: tuple[Check, ...] = (
     check_07_what_is_purged_is_gone,
     check_08_documents_do_not_show_themselves,
     check_09_calls_may_be_made_at_once,
+    check_10_a_change_keeps_the_rest,
+    check_11_versions_are_told,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -10,13 +11,16 @@ from handmesh.sandbox.v1 import tool_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServicer
 from services.kit import identity
-from services.kit.errors import Invalid, Unauthenticated, Unimplemented
+from services.kit.errors import Unauthenticated, Unimplemented
 from services.kit.grants import Grants, shown
 from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
 from services.vault_proxy.grants import Access, access_of
+from services.vault_proxy.messages import credential_message, draft_of, vault_message
+from services.vault_proxy.passes import GrantPass
+from services.vault_proxy.secret import Secret
 from services.vault_proxy.tools import Call, Tools
-from services.vault_proxy.vaults import Credential, Vault, Vaults
+from services.vault_proxy.vaults import Vaults
 
 NAME = "handmesh.vault_proxy.v1.VaultProxyService"
 
@@ -43,37 +47,53 @@ class VaultProxy(VaultProxyServiceServicer):
         call = Call(request.name, request.input, request.execution_id, request.attach_only)
         return pb.ExecuteResponse(result=_result(await self._tools.execute(access, call)))
 
+    async def WatchExecution(
+        self, request: pb.WatchExecutionRequest, context: Context
+    ) -> AsyncIterator[pb.WatchExecutionResponse]:
+        offset = request.offset
+        watched = self._tools.watch(await self._access(context), request.execution_id, offset)
+        async for each in watched:
+            if isinstance(each, Answer):
+                yield pb.WatchExecutionResponse(result=_result(each), next_offset=offset)
+            else:
+                offset += len(each)
+                yield pb.WatchExecutionResponse(chunk=each, next_offset=offset)
+
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
         self._tools.cancel(await self._access(context), request.execution_id)
         return pb.CancelExecutionResponse()
 
     async def CreateVault(self, request: pb.CreateVaultRequest, context: Context) -> pb.CreateVaultResponse:
         vault = await self._vaults.create_vault(_tenant(), request.request_id, request.name)
-        return pb.CreateVaultResponse(vault=_vault(vault))
+        return pb.CreateVaultResponse(vault=vault_message(vault))
+
+    async def GetVault(self, request: pb.GetVaultRequest, context: Context) -> pb.GetVaultResponse:
+        vault = await self._vaults.get_vault(_tenant(), request.vault_id)
+        return pb.GetVaultResponse(vault=vault_message(vault))
 
     async def ListVaults(self, request: pb.ListVaultsRequest, context: Context) -> pb.ListVaultsResponse:
         vaults, token = await self._vaults.list_vaults(_tenant(), request.page_size, request.page_token)
-        return pb.ListVaultsResponse(vaults=map(_vault, vaults), next_page_token=token)
+        return pb.ListVaultsResponse(vaults=map(vault_message, vaults), next_page_token=token)
 
     async def ArchiveVault(self, request: pb.ArchiveVaultRequest, context: Context) -> pb.ArchiveVaultResponse:
         await self._vaults.archive_vault(_tenant(), request.vault_id)
         return pb.ArchiveVaultResponse()
 
     async def AddCredential(self, request: pb.AddCredentialRequest, context: Context) -> pb.AddCredentialResponse:
-        value = _bearer(request.secret)
-        added = await self._vaults.add(_tenant(), request.vault_id, request.name, request.origin, value)
-        return pb.AddCredentialResponse(credential=_credential(added))
+        draft = draft_of(request.secret)
+        added = await self._vaults.add(_tenant(), request.vault_id, request.name, request.origin, draft)
+        return pb.AddCredentialResponse(credential=credential_message(added))
 
     async def UpdateCredential(
         self, request: pb.UpdateCredentialRequest, context: Context
     ) -> pb.UpdateCredentialResponse:
-        value = _bearer(request.secret)
-        updated = await self._vaults.update(_tenant(), request.credential_id, value, request.expected_version)
-        return pb.UpdateCredentialResponse(credential=_credential(updated))
+        draft = draft_of(request.secret)
+        updated = await self._vaults.update(_tenant(), request.credential_id, draft, request.expected_version)
+        return pb.UpdateCredentialResponse(credential=credential_message(updated))
 
     async def ListCredentials(self, request: pb.ListCredentialsRequest, context: Context) -> pb.ListCredentialsResponse:
-        found = await self._vaults.list_credentials(_tenant(), request.vault_id)
-        return pb.ListCredentialsResponse(credentials=map(_credential, found))
+        found = await self._vaults.list_credentials(_tenant(), request.vault_id, request.include_archived)
+        return pb.ListCredentialsResponse(credentials=map(credential_message, found))
 
     async def ArchiveCredential(
         self, request: pb.ArchiveCredentialRequest, context: Context
@@ -99,7 +119,9 @@ class VaultProxy(VaultProxyServiceServicer):
 
     async def _access(self, context: Context) -> Access:
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
-        access = access_of(await self._grants.check(shown(context.invocation_metadata())))
+        grant = shown(context.invocation_metadata())
+        answer = await self._grants.check(grant)
+        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant)))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
         return access
@@ -109,15 +131,6 @@ def _tenant() -> str:
     tenant = identity.current().tenant
     assert tenant is not None, "the access table lets only clients in"
     return tenant
-
-
-def _bearer(secret: pb.CredentialSecret) -> str:
-    kind = secret.WhichOneof("secret")
-    if kind == "static_bearer":
-        return secret.static_bearer.value
-    if kind is None:
-        raise Invalid("ARGUMENT_INVALID", "secret: expected one", field="secret")
-    raise _not_built(f"the credential kind {kind}")
 
 
 def _not_built(what: str) -> Unimplemented:
@@ -145,27 +158,3 @@ def _result(answer: Answer) -> tool_pb2.ToolResult:
         content_json=answer.content_json,
         truncated=answer.truncated,
     )
-
-
-def _vault(vault: Vault) -> pb.Vault:
-    message = pb.Vault(vault_id=vault.vault_id, name=vault.name, archived=vault.archived)
-    if vault.create_time:
-        message.create_time.FromJsonString(vault.create_time)
-    return message
-
-
-def _credential(credential: Credential) -> pb.Credential:
-    """Returns what clients may know of a credential: everything but its secret, its length or its hash."""
-    message = pb.Credential(
-        credential_id=credential.credential_id,
-        vault_id=credential.vault_id,
-        name=credential.name,
-        kind=pb.CREDENTIAL_KIND_STATIC_BEARER,
-        origin=str(credential.origin),
-        version=credential.version,
-    )
-    if credential.create_time:
-        message.create_time.FromJsonString(credential.create_time)
-    if credential.update_time:
-        message.update_time.FromJsonString(credential.update_time)
-    return message

@@ -1,9 +1,12 @@
-"""Where things lie in the vault: a tenant's vaults, and the credentials in them.
+"""Where things lie in the vault: a tenant's vaults, the credentials in them, and apart from those their secrets.
 
     tenants/<tenant>/vaults/<vault_id>/about                         name, create_time, archived
-    tenants/<tenant>/vaults/<vault_id>/credentials/<credential_id>   kind, origin, value, name, create_time
+    tenants/<tenant>/vaults/<vault_id>/credentials/<credential_id>   kind, origin, name, times: what may be told
+    tenants/<tenant>/vaults/<vault_id>/keys/<sha256 of the key>      credential_id: the one that has an origin
+    tenants/<tenant>/secrets/<vault_id>/<credential_id>              kind, origin, and the secrets
     tenants/<tenant>/requests/<sha256 of the request id>             vault_id
 
+Only what lies below `secrets` is secret: this service may write there and not read; a session's token may read.
 Each part of a path is checked here, so no id leads out of its tenant's folder. The vault folds case: so all of it is
 lower case.
 """
@@ -42,9 +45,26 @@ def credentials_folder(tenant: str, vault_id: str) -> str:
 
 
 def credential(tenant: str, vault_id: str, credential_id: str) -> str:
-    """Returns the path of a credential."""
+    """Returns the path of what may be told of a credential."""
     ids.check("credential_id", credential_id)
     return f"{credentials_folder(tenant, vault_id)}/{credential_id}"
+
+
+def secrets_folder(tenant: str, vault_id: str) -> str:
+    """Returns the folder of the secrets of a vault's credentials."""
+    ids.check("vault_id", vault_id)
+    return f"{tenant_folder(tenant)}/secrets/{vault_id}"
+
+
+def secret(tenant: str, vault_id: str, credential_id: str) -> str:
+    """Returns the path of a credential's secrets."""
+    ids.check("credential_id", credential_id)
+    return f"{secrets_folder(tenant, vault_id)}/{credential_id}"
+
+
+def key(tenant: str, vault_id: str, name: str) -> str:
+    """Returns the path of the note which credential of a vault has a key."""
+    return f"{_vault(tenant, vault_id)}/keys/{hashlib.sha256(name.encode()).hexdigest()[:40]}"
 
 
 def request(tenant: str, request_id: str) -> str:

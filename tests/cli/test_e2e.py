@@ -15,7 +15,7 @@ import pytest
 from handmesh.client import connect
 from handmesh.client.health import serves
 from handmesh.launcher.lock import running
-from handmesh.launcher.ports import SERVICES, free_ports
+from handmesh.launcher.ports import SERVICES, free_base
 
 pytestmark = [pytest.mark.e2e, pytest.mark.bwrap]
 MOST_SECONDS = 100
@@ -38,7 +38,7 @@ class Command:
 def handmesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     """The command, with a mesh that `handmesh up` started."""
     command = Command(tmp_path_factory.mktemp("mesh"))
-    base = free_ports(1)[0]
+    base = free_base()
     up = command("up", "--detach", "--port-base", str(base))
     assert up.returncode == 0, up.stderr
     yield command
@@ -90,7 +90,7 @@ def test_the_doctor_finds_a_healthy_mesh(handmesh: Command) -> None:
 def test_ctrl_c_stops_all(tmp_path: Path) -> None:
     """`handmesh up` in a terminal ends with Ctrl-C, and leaves no process and no port behind."""
     command = Command(tmp_path)
-    base = free_ports(1)[0]
+    base = free_base()
     arguments = [sys.executable, "-m", "handmesh.cli", "up", "--port-base", str(base)]
     with subprocess.Popen(arguments, env=command.environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -173,6 +173,29 @@ async def test_a_grant_dies_with_its_session(crew: Crew) -> None:
                     break
 
 
+async def test_a_sandbox_that_nobody_was_told_of(crew: Crew) -> None:
+    """Provision fails after the sandbox was made: who asks again gets it, also another harness; when the session has
+    another environment by then, it goes. There is never a second one."""
+    await crew.whole()
+    async with brains(crew) as take_up:
+        session_id = await by_hand(crew)
+        first: Brain = await take_up(session_id)
+
+        async def there() -> list[str]:
+            return [it.sandbox_id for it in await crew.client.sandboxes(session_id)]
+
+        crew.arm("sandbox.sandbox_made", "error")
+        made = (await first.hands.provision(session_id, "main", SPEC, 1, first.under)).sandbox_id  # the channel repeats
+        await crew.struck("sandbox.sandbox_made")
+        assert await there() == [made]
+        second: Brain = await take_up(session_id)
+        assert (await second.hands.provision(session_id, "main", SPEC, 1, second.under)).sandbox_id == made
+        other = config_pb2.HandSpec(environment="other").SerializeToString()
+        changed = await second.hands.provision(session_id, "main", other, 1, second.under)
+        assert (changed.environment, await there()) == ("other", [changed.sandbox_id])
+        assert changed.sandbox_id != made
+
+
 async def test_stopped_brains_are_taken_over_from_and_leave(crew: Crew) -> None:
     """SIGSTOP past the deadline at many points, side by side; others take over and end the turns; SIGCONT: what the
     old brains still say is refused, and they leave."""

@@ -41,9 +41,9 @@ class Brains:
         target = ",".join(self.sessions)
         return (await self._start("harness", {"HANDMESH_SESSION_ADDRESS": target} | more))[0]
 
-    async def session(self, address: str = "") -> int:
+    async def session(self, address: str = "", **more: str) -> int:
         """Starts one more session replica, or one where another was; returns its process id."""
-        pid, at = await self._start("session", {}, address)
+        pid, at = await self._start("session", more, address)
         if not address:
             self.sessions.append(at)
         return pid

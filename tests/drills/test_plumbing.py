@@ -10,16 +10,19 @@ from typing import Any
 import grpc
 import pytest
 
+from handmesh.client.channels import Link
 from handmesh.session.v1 import session_pb2 as pb
+from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.session.core import Status
 from tests.drills.process import client_of, insist, memory_of, processes
-from tests.drills.size import size
+from tests.drills.size import FULL, size
 from tests.session.running import Run, note
 from tests.support.nats import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(900)]
 
 WATCHERS = 200
+SILENT_SECONDS = 180
 DROPPED = size(1_000, 10_000)
 
 
@@ -53,6 +56,29 @@ async def test_watchers_outlive_restarts_of_nats(run: Run, own_nats_server: Nats
             await own_nats_server.restart()
         async with asyncio.timeout(60):
             assert [await each for each in watching] == [list(range(1, 47))] * WATCHERS
+
+
+@pytest.mark.skipif(not FULL, reason="it only waits: `make drill` has it")
+async def test_a_silent_call_is_left_alone(run: Run) -> None:
+    """Nothing is said in two calls for three minutes, and then something: both are still there and hear it.
+
+    Services ping each other every 5 s and clients every 10 s, so a server with gRPC's own settings would have closed
+    after the third ping: at most 30 s. Three minutes are 36 and 18 pings; ten would tell no more.
+    `tests/kit/test_keepalive.py` sees the pings themselves.
+    """
+    async with run() as service:
+        session = await service.create()
+        link = Link(service.served.client_address, service.served.key, None)
+        stubs = SessionServiceStub(link.channel), service.harness
+        request = pb.WatchEventsRequest(session_id=session)
+        watches = [stub.WatchEvents(request, metadata=link.metadata) for stub in stubs]
+        assert [[each.position for each in (await watch.read()).events] for watch in watches] == [[1], [1]]
+        await asyncio.sleep(SILENT_SECONDS)
+        await service.emit(session, note("at_last"))
+        assert [[each.position for each in (await watch.read()).events] for watch in watches] == [[2], [2]]
+        for watch in watches:
+            watch.cancel()
+        await link.close()
 
 
 @pytest.mark.parametrize("megabytes", [0.9, 1.0, 1.1, 8.0, 70.0])

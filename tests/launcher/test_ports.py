@@ -2,13 +2,24 @@
 
 import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from handmesh.launcher.errors import PortTaken
-from handmesh.launcher.ports import FREE_FROM, FREE_TO, HOST, SERVICES, Ports, free_ports, holder_of, require_free
+from handmesh.launcher.ports import (
+    FREE_FROM,
+    FREE_TO,
+    HOST,
+    SERVICES,
+    Ports,
+    free_base,
+    free_ports,
+    holder_of,
+    require_free,
+)
 from handmesh.launcher.processes import Command, Process, log_tail
 
 
@@ -38,6 +49,36 @@ def test_free_ports_differ_and_are_no_ephemeral_ones() -> None:
     ports = free_ports(50)
     assert len(set(ports)) == 50
     assert all(FREE_FROM <= port < FREE_TO for port in ports)
+
+
+def test_no_two_processes_are_given_the_same_port() -> None:
+    """Workers of one test run take hundreds of ports at once: whoever binds one later still has it."""
+    program = (
+        "import sys; from handmesh.launcher.ports import free_ports; "
+        "print(*free_ports(250), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program]
+    workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(8)]
+    given: list[str] = []
+    for worker in workers:
+        assert worker.stdout is not None
+        given += worker.stdout.readline().split()
+    for worker in workers:
+        worker.communicate()
+    assert len(given) == len(set(given)) == 8 * 250
+
+
+def test_a_port_comes_again_last() -> None:
+    """What was given is not bound yet: the next who asks is given other ones."""
+    first = free_ports(10)
+    assert not set(first) & {port for _ in range(4) for port in free_ports(10)}
+
+
+def test_a_free_base_has_room_for_a_mesh() -> None:
+    """`--port-base` takes a number only: every port of the layout that it gives belongs to this process."""
+    ports = set(Ports.at(free_base()).as_mapping().values())
+    require_free(ports)
+    assert not ports & set(free_ports(300))
 
 
 def test_a_taken_port_names_its_holder() -> None:

@@ -122,6 +122,7 @@ def upkeep(service: Service, rules: list[Rule], later: int) -> Upkeep:
         sessions._index,
         parts.listing,
         parts.lifecycle,
+        parts.claims,
         lambda: now() + later,
         rules,
     )

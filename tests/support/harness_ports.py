@@ -13,7 +13,7 @@ from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import calls_of, fact_of
-from services.harness.core import BlobRef, ToolResult, ToolSpec
+from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
 from services.kit import ids
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
@@ -43,6 +43,7 @@ class MemoryLog:
     def __init__(self, config: SessionConfig | None = None, first: str = "hello") -> None:
         self.session_id = SESSION
         self.events: list[Event] = []
+        self.newest: list[Fact] = []
         self.shown: list[Preview] = []
         self.blobs: dict[str, bytes] = {}
         self.fetched: list[str] = []
@@ -131,6 +132,9 @@ class MemoryLog:
 
     def show(self, preview: Preview) -> None:
         self.shown.append(preview)
+
+    def flush(self) -> None:
+        pass
 
     async def close(self) -> None:
         pass

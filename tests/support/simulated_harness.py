@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Generator
+from dataclasses import replace
 
 from services.harness.core import (
     CallFinished,
@@ -92,6 +93,7 @@ class Harness:
         self.wake_time: float | None = None
         self.ended = False
         self.tasks: dict[str, Steps] = {}
+        self.sent: set[str] = set()
         self.main = self._work()
 
     def step(self, which: int) -> None:
@@ -133,6 +135,22 @@ class Harness:
         yield
         self.read(max(self.state.head, first + len(drafts) - 1))
         return True
+
+    def _say_with(self, one: Draft) -> Steps:
+        """Appends a fact together with what is decided because of it; alone when the log has moved on."""
+        head = self.state.head
+        state = fold(self.state, replace(one.fact, position=head + 1))
+        drafts = [one]
+        match core.decide(state, self.log.now):
+            case core.EndTurn(reason=reason, read=read):
+                drafts.append(draft(f"ended-{self.epoch}-{state.head}", Ended(0, reason, read)))
+            case core.RunCalls(calls=runs):
+                drafts += [self._started(run) for run in runs if run.started is None and run.call.id not in self.tasks]
+        if len(drafts) == 1 or not (yield from self._say(*drafts, expected=head)):
+            yield from self._say(one)
+
+    def _started(self, run: core.RunCall) -> Draft:
+        return draft(f"started-{run.call.id}", CallStarted(0, run.call.id, self.epoch, run.hand, run.sandbox_id))
 
     def _work(self) -> Steps:
         yield
@@ -208,15 +226,16 @@ class Harness:
         yield
         generation = self.state.generations.get(hand, 0) + 1
         made = Provisioned(0, hand, f"{hand}/{generation}", generation)
-        yield from self._say(draft(f"provisioned-{hand}-{generation}", made))
+        yield from self._say_with(draft(f"provisioned-{hand}-{generation}", made))
 
     def _run(self, run: core.RunCall) -> Steps:
         id = run.call.id
         if run.started is None:
-            started = CallStarted(0, id, self.epoch, run.hand, run.sandbox_id)
-            yield from self._say(draft(f"started-{id}", started))
+            yield from self._say(self._started(run))
         yield
-        again = run.started is not None and not run.sandbox_id
+        first = id not in self.sent and (run.started is None or run.started.epoch == self.epoch)
+        self.sent.add(id)
+        again = not first and not run.sandbox_id
         result = self.world.execute(id, self.epoch, run.sandbox_id, attach_only=again)
         yield
         if run.sandbox_id and self.world.choices.pick(6) == 5:
@@ -239,4 +258,4 @@ class Harness:
             return
         stop_reason, calls = self.world.reply(state.head)
         reply = Replied(0, "[]", stop_reason, state.head, calls, Usage(10, 10, 10, 10, 100))
-        yield from self._say(draft(f"reply-{self.epoch}-{state.head}", reply))
+        yield from self._say_with(draft(f"reply-{self.epoch}-{state.head}", reply))

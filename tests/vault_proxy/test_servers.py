@@ -101,12 +101,11 @@ async def test_a_replaced_credential_is_taken_up(proxy: Proxy, openbao: OpenBaoS
     async with strange_server(answer=gate) as strange:
         origin = strange.url.removesuffix("/mcp")
         vault_id, credential_id = ids.mint("vault"), ids.mint("cred")
-        path = f"tenants/default/vaults/{vault_id}/credentials/{credential_id}"
-        openbao.operator.put_secret(path, {"kind": "static_bearer", "origin": origin, "value": "first"})
+        openbao.operator.put_bearer(vault_id, credential_id, origin, "first", "", "default")
         grant = proxy.peer.grant(McpServer(name="strange", url=strange.url), vault_ids=(vault_id,))
         assert (await proxy.execute(grant, "strange__echo", {"text": "1"})).output == "you said 1"
         valid = "second"
-        openbao.operator.put_secret(path, {"kind": "static_bearer", "origin": origin, "value": "second"})
+        openbao.operator.put_bearer(vault_id, credential_id, origin, "second", "", "default")
         assert (await proxy.execute(grant, "strange__echo", {"text": "2"})).output == "you said 2"
         valid = "third"
         problem = await failure(proxy.execute(grant, "strange__echo", {"text": "3"}))

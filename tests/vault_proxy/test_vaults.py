@@ -14,7 +14,7 @@ from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from services.kit import ids
 from services.kit.channels import raised
-from services.kit.errors import Conflict, Denied, Exists, Gone, Invalid, ServiceError, Unavailable, Unimplemented
+from services.kit.errors import Conflict, Denied, Exists, Gone, Invalid, ServiceError, Unimplemented
 from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy import bao as operator
 from tests.vault_proxy.conftest import Proxy, Shop, Start, put_credential, vault_settings
@@ -29,7 +29,7 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, 
     if request.param == "memory":
         return {}
     bao: OpenBaoServer = request.getfixturevalue("openbao")
-    return vault_settings(bao, operator.writer_file(bao, tmp_path))
+    return vault_settings(bao)
 
 
 @pytest.fixture
@@ -69,6 +69,7 @@ async def test_a_vault_is_made_once_for_a_request(proxy: Proxy) -> None:
     made = await asyncio.gather(*(new_vault(proxy, "one", "request-1") for _ in range(5)))
     assert {vault.vault_id for vault in made} == {made[0].vault_id}
     assert (made[0].name, made[0].archived, made[0].create_time.seconds > 0) == ("one", False, True)
+    assert (await proxy.client.GetVault(pb.GetVaultRequest(vault_id=made[0].vault_id))).vault == made[0]
     problem = await failure(new_vault(proxy, "two", "request-1"))
     assert (type(problem), problem.reason) == (Exists, "REQUEST_ID_REUSED")
     assert (await new_vault(proxy)).vault_id != (await new_vault(proxy)).vault_id
@@ -137,6 +138,9 @@ async def test_an_archived_credential_is_gone(proxy: Proxy) -> None:
     await proxy.client.ArchiveCredential(archive)
     await proxy.client.ArchiveCredential(archive)
     assert await credentials(proxy, vault.vault_id) == []
+    listing = pb.ListCredentialsRequest(vault_id=vault.vault_id, include_archived=True)
+    [kept] = (await proxy.client.ListCredentials(listing)).credentials
+    assert (kept.credential_id, kept.origin, kept.archived, kept.version) == (added.credential_id, ORIGIN, True, 0)
     request = pb.UpdateCredentialRequest(credential_id=added.credential_id, secret=secret())
     problem = await failure(proxy.client.UpdateCredential(request))
     assert (type(problem), problem.reason) == (Gone, "CREDENTIAL_NOT_FOUND")
@@ -168,7 +172,7 @@ async def test_an_origin_has_one_credential_in_a_vault(proxy: Proxy) -> None:
     await add(proxy, vault.vault_id, "https://MCP.example:443/")
     problem = await failure(add(proxy, vault.vault_id, "https://mcp.example"))
     assert (type(problem), problem.reason) == (Exists, "CREDENTIAL_EXISTS")
-    assert problem.metadata == {"origin": "https://mcp.example"}
+    assert problem.metadata == {"key": "https://mcp.example"}
     await add(proxy, vault.vault_id, "https://mcp.example:8443")
     await add(proxy, (await new_vault(proxy)).vault_id, "https://mcp.example")
 
@@ -181,11 +185,11 @@ async def test_an_origin_has_one_credential_in_a_vault(proxy: Proxy) -> None:
         ("https://mcp.example?x", VALUE, "origin"),
         ("https://user@mcp.example", VALUE, "origin"),
         ("https://127.1", VALUE, "origin"),
-        (ORIGIN, "", "secret"),
-        (ORIGIN, "two words", "secret"),
-        (ORIGIN, "line\r\nX: y", "secret"),
-        (ORIGIN, "schlüssel", "secret"),
-        (ORIGIN, "x" * 9000, "secret"),
+        (ORIGIN, "", "secret.value"),
+        (ORIGIN, "two words", "secret.value"),
+        (ORIGIN, "line\r\nX: y", "secret.value"),
+        (ORIGIN, "schlüssel", "secret.value"),
+        (ORIGIN, "x" * 9000, "secret.value"),
     ],
 )
 async def test_what_cannot_be_a_credential_is_refused(proxy: Proxy, origin: str, value: str, field: str) -> None:
@@ -203,6 +207,7 @@ async def test_unknown_ids_are_not_found(proxy: Proxy) -> None:
     for call, reason in (
         (client.ListCredentials(pb.ListCredentialsRequest(vault_id=vault_id)), "VAULT_NOT_FOUND"),
         (client.ArchiveVault(pb.ArchiveVaultRequest(vault_id=vault_id)), "VAULT_NOT_FOUND"),
+        (client.GetVault(pb.GetVaultRequest(vault_id=vault_id)), "VAULT_NOT_FOUND"),
         (add(proxy, vault_id), "VAULT_NOT_FOUND"),
         (client.ArchiveCredential(pb.ArchiveCredentialRequest(credential_id=credential_id)), "CREDENTIAL_NOT_FOUND"),
     ):
@@ -214,14 +219,10 @@ async def test_unknown_ids_are_not_found(proxy: Proxy) -> None:
 
 
 async def test_what_is_not_built_says_so(proxy: Proxy) -> None:
-    """Other kinds of credentials, OAuth connections, validation and doors come later."""
+    """OAuth connections, validation and doors come later; a credential without a secret is none."""
     vault = await new_vault(proxy)
-    request = pb.AddCredentialRequest(
-        vault_id=vault.vault_id, origin=ORIGIN, secret=pb.CredentialSecret(mcp_oauth=pb.McpOauth(access=VALUE))
-    )
     client = proxy.client
     for call in (
-        client.AddCredential(request),
         client.ValidateCredential(pb.ValidateCredentialRequest(credential_id=ids.mint("cred"))),
         client.StartConnection(pb.StartConnectionRequest(vault_id=vault.vault_id)),
         client.FinishConnection(pb.FinishConnectionRequest(state="s")),
@@ -246,7 +247,8 @@ async def test_a_vault_that_an_operator_made_by_hand_is_one(
     vault_id = put_credential(openbao, ORIGIN, VALUE)
     unusable = ids.mint("cred")
     openbao.operator.put_secret(f"tenants/default/vaults/{vault_id}/credentials/{unusable}", {"value": VALUE})
-    async with start(**vault_settings(openbao, operator.writer_file(openbao, tmp_path))) as proxy:
+    openbao.operator.put_secret(f"tenants/default/secrets/{vault_id}/{unusable}", {"value": VALUE})
+    async with start(**vault_settings(openbao)) as proxy:
         listed = {each.vault_id: each for each in (await proxy.client.ListVaults(pb.ListVaultsRequest())).vaults}
         assert listed[vault_id] == pb.Vault(vault_id=vault_id)
         [credential] = await credentials(proxy, vault_id)
@@ -259,11 +261,5 @@ async def test_a_vault_that_an_operator_made_by_hand_is_one(
         kept = operator.call(openbao, "GET", path)["data"]["data"]
         assert kept["archived"] == "1"
         assert "value" not in kept
-
-
-@pytest.mark.vault
-async def test_a_login_that_may_only_read_cannot_write(start: Start, openbao: OpenBaoServer, tmp_path: Path) -> None:
-    """The vault's own policy is the last word; the caller learns that it is the vault's."""
-    async with start(**vault_settings(openbao, operator.reader_file(openbao, tmp_path))) as proxy:
-        problem = await failure(new_vault(proxy))
-        assert (type(problem), problem.reason) == (Unavailable, "VAULT_UNAVAILABLE")
+        secrets = operator.call(openbao, "GET", f"handmesh/metadata/tenants/default/secrets/{vault_id}/{credential_id}")
+        assert secrets["errors"] == []

@@ -154,6 +154,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events only. The model's answer cannot be taken into the log: a tool
     call's id came twice, or the answer is out of proportion.
     """
+    ERROR_REASON_MODEL_PRICE_UNKNOWN: _ErrorReason.ValueType  # 96
+    """In events only. The session has a limit of cost, and the price of its
+    model is not known: the model was not asked.
+    """
     ERROR_REASON_ENVIRONMENT_UNKNOWN: _ErrorReason.ValueType  # 47
     """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""
     ERROR_REASON_RESOURCE_INVALID: _ErrorReason.ValueType  # 48
@@ -197,8 +201,8 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     ERROR_REASON_CREDENTIAL_NOT_FOUND: _ErrorReason.ValueType  # 61
     """`NOT_FOUND`. No such credential. Metadata: `credential_id`."""
     ERROR_REASON_CREDENTIAL_EXISTS: _ErrorReason.ValueType  # 62
-    """`ALREADY_EXISTS`. The vault has a credential for that origin. Metadata:
-    `origin`.
+    """`ALREADY_EXISTS`. The vault has a credential for that. Metadata: `key`, the
+    origin or the variable.
     """
     ERROR_REASON_CREDENTIAL_REVOKED: _ErrorReason.ValueType  # 63
     """`FAILED_PRECONDITION`. The account must be connected again. Metadata:
@@ -233,6 +237,14 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     ERROR_REASON_MEMORY_QUOTA: _ErrorReason.ValueType  # 76
     """`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
     `limit_bytes`.
+    """
+    ERROR_REASON_CREDENTIAL_IMMUTABLE: _ErrorReason.ValueType  # 77
+    """`INVALID_ARGUMENT`. A credential's kind, and what it is bound to, do not
+    change. Metadata: `field`.
+    """
+    ERROR_REASON_CREDENTIAL_REFRESH_FAILED: _ErrorReason.ValueType  # 78
+    """`UNAVAILABLE`. The authorization server does not renew the access now; the
+    credential may be good. Metadata: `server`.
     """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
@@ -374,6 +386,10 @@ ERROR_REASON_MODEL_ANSWER_INVALID: ErrorReason.ValueType  # 85
 """In events only. The model's answer cannot be taken into the log: a tool
 call's id came twice, or the answer is out of proportion.
 """
+ERROR_REASON_MODEL_PRICE_UNKNOWN: ErrorReason.ValueType  # 96
+"""In events only. The session has a limit of cost, and the price of its
+model is not known: the model was not asked.
+"""
 ERROR_REASON_ENVIRONMENT_UNKNOWN: ErrorReason.ValueType  # 47
 """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""
 ERROR_REASON_RESOURCE_INVALID: ErrorReason.ValueType  # 48
@@ -417,8 +433,8 @@ ERROR_REASON_VAULT_NOT_FOUND: ErrorReason.ValueType  # 60
 ERROR_REASON_CREDENTIAL_NOT_FOUND: ErrorReason.ValueType  # 61
 """`NOT_FOUND`. No such credential. Metadata: `credential_id`."""
 ERROR_REASON_CREDENTIAL_EXISTS: ErrorReason.ValueType  # 62
-"""`ALREADY_EXISTS`. The vault has a credential for that origin. Metadata:
-`origin`.
+"""`ALREADY_EXISTS`. The vault has a credential for that. Metadata: `key`, the
+origin or the variable.
 """
 ERROR_REASON_CREDENTIAL_REVOKED: ErrorReason.ValueType  # 63
 """`FAILED_PRECONDITION`. The account must be connected again. Metadata:
@@ -453,4 +469,12 @@ ERROR_REASON_OAUTH_FAILED: ErrorReason.ValueType  # 71
 ERROR_REASON_MEMORY_QUOTA: ErrorReason.ValueType  # 76
 """`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
 `limit_bytes`.
+"""
+ERROR_REASON_CREDENTIAL_IMMUTABLE: ErrorReason.ValueType  # 77
+"""`INVALID_ARGUMENT`. A credential's kind, and what it is bound to, do not
+change. Metadata: `field`.
+"""
+ERROR_REASON_CREDENTIAL_REFRESH_FAILED: ErrorReason.ValueType  # 78
+"""`UNAVAILABLE`. The authorization server does not renew the access now; the
+credential may be good. Metadata: `server`.
 """

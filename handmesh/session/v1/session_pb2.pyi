@@ -1225,22 +1225,31 @@ class ClaimWorkResponse(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     CLAIM_ID_FIELD_NUMBER: builtins.int
     HARNESS_FIELD_NUMBER: builtins.int
+    EVENTS_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """A session that needs a harness. Empty in a sign of life."""
     claim_id: builtins.str
     """Names the claim, for `ReleaseWork`. Empty in a sign of life."""
     harness: builtins.str
     """The session's harness type."""
+    @builtins.property
+    def events(self) -> containers.RepeatedCompositeFieldContainer[event_pb2.Event]:
+        """What called for a harness: the log's last events as they were offered, in
+        order. So a harness that knows what lies before them need not read first.
+        May be empty.
+        """
+
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         claim_id: builtins.str = ...,
         harness: builtins.str = ...,
+        events: abc.Iterable[event_pb2.Event] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "harness", b"harness", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["claim_id", b"claim_id", "events", b"events", "harness", b"harness", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1349,12 +1358,17 @@ class CheckGrantRequest(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    VAULT_ACCESS_FIELD_NUMBER: builtins.int
+    vault_access: builtins.bool
+    """Asks for `vault_jwt`, too. Only a vault proxy may."""
     def __init__(
         self,
+        *,
+        vault_access: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["vault_access", b"vault_access"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1381,7 +1395,9 @@ class CheckGrantResponse(message.Message):
     epoch: builtins.int
     """The epoch that it is for."""
     vault_jwt: builtins.str
-    """What the vault takes for the session's own access. Short-lived, used once."""
+    """What the vault takes for the session's own access: good for a minute, used
+    once. Only when it was asked for, and when the session service has a key.
+    """
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp:
         """When it ends by itself."""

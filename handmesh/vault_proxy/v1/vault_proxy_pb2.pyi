@@ -215,6 +215,62 @@ class ExecuteResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class WatchExecutionRequest(message.Message):
+    """Request for `WatchExecution`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EXECUTION_ID_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    execution_id: builtins.str
+    """The execution."""
+    offset: builtins.int
+    """Characters of progress to skip."""
+    def __init__(
+        self,
+        *,
+        execution_id: builtins.str = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["execution_id", b"execution_id", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchExecutionResponse(message.Message):
+    """Response for `WatchExecution`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: builtins.int
+    chunk: builtins.str
+    """Whole lines of progress. Of one execution at most 32 KiB are kept."""
+    next_offset: builtins.int
+    """Where the next chunk starts, in characters: what to resume from."""
+    @builtins.property
+    def result(self) -> tool_pb2.ToolResult:
+        """The result. Always last."""
+
+    def __init__(
+        self,
+        *,
+        chunk: builtins.str = ...,
+        result: tool_pb2.ToolResult | None = ...,
+        next_offset: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk", "event", b"event", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk", "event", b"event", "next_offset", b"next_offset", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["chunk", "result"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+@typing.final
 class CancelExecutionRequest(message.Message):
     """Request for `CancelExecution`."""
 
@@ -347,6 +403,10 @@ class Credential(message.Message):
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     REVOKED_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
+    ARCHIVED_FIELD_NUMBER: builtins.int
+    MCP_OAUTH_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_VARIABLE_FIELD_NUMBER: builtins.int
+    GIT_FIELD_NUMBER: builtins.int
     credential_id: builtins.str
     """Its id. Minted by the server."""
     vault_id: builtins.str
@@ -356,11 +416,17 @@ class Credential(message.Message):
     kind: CredentialKind.ValueType
     """What it is."""
     origin: builtins.str
-    """The only origin that it is ever sent to: `https://host[:port]`."""
+    """The only origin that it is ever sent to: `https://host[:port]`. Empty for an
+    `ENVIRONMENT_VARIABLE`, which has `allowed_hosts`.
+    """
     revoked: builtins.bool
     """Whether the account must be connected again."""
     version: builtins.int
-    """Counts its secrets: what `expected_version` compares."""
+    """Counts the changes of its secrets: what `expected_version` compares. 0 when
+    there is no secret: it is archived, or adding it broke off.
+    """
+    archived: builtins.bool
+    """Whether it is archived: then its secrets are purged."""
     @builtins.property
     def create_time(self) -> timestamp_pb2.Timestamp:
         """When it was made."""
@@ -372,6 +438,18 @@ class Credential(message.Message):
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp:
         """When its access ends, if it says so."""
+
+    @builtins.property
+    def mcp_oauth(self) -> McpOauthFacts:
+        """For `MCP_OAUTH`."""
+
+    @builtins.property
+    def environment_variable(self) -> EnvironmentVariableFacts:
+        """For `ENVIRONMENT_VARIABLE`."""
+
+    @builtins.property
+    def git(self) -> GitFacts:
+        """For `GIT`."""
 
     def __init__(
         self,
@@ -386,10 +464,114 @@ class Credential(message.Message):
         expire_time: timestamp_pb2.Timestamp | None = ...,
         revoked: builtins.bool = ...,
         version: builtins.int = ...,
+        archived: builtins.bool = ...,
+        mcp_oauth: McpOauthFacts | None = ...,
+        environment_variable: EnvironmentVariableFacts | None = ...,
+        git: GitFacts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "update_time", b"update_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "environment_variable", b"environment_variable", "expire_time", b"expire_time", "facts", b"facts", "git", b"git", "mcp_oauth", b"mcp_oauth", "update_time", b"update_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "credential_id", b"credential_id", "expire_time", b"expire_time", "kind", b"kind", "name", b"name", "origin", b"origin", "revoked", b"revoked", "update_time", b"update_time", "vault_id", b"vault_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["archived", b"archived", "create_time", b"create_time", "credential_id", b"credential_id", "environment_variable", b"environment_variable", "expire_time", b"expire_time", "facts", b"facts", "git", b"git", "kind", b"kind", "mcp_oauth", b"mcp_oauth", "name", b"name", "origin", b"origin", "revoked", b"revoked", "update_time", b"update_time", "vault_id", b"vault_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_facts: _TypeAlias = typing.Literal["mcp_oauth", "environment_variable", "git"]  # noqa: Y015
+    _WhichOneofArgType_facts: _TypeAlias = typing.Literal["facts", b"facts"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_facts) -> _WhichOneofReturnType_facts | None: ...
+
+@typing.final
+class McpOauthFacts(message.Message):
+    """What may be known of an OAuth grant. All but the scope is fixed."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    RENEWAL_ENDPOINT_FIELD_NUMBER: builtins.int
+    CLIENT_ID_FIELD_NUMBER: builtins.int
+    CLIENT_AUTH_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    RESOURCE_FIELD_NUMBER: builtins.int
+    renewal_endpoint: builtins.str
+    """Where it is renewed. Empty when nothing renews it."""
+    client_id: builtins.str
+    """The client that it was given to."""
+    client_auth: builtins.str
+    """How that client shows who it is."""
+    scope: builtins.str
+    """The scopes, separated by spaces."""
+    resource: builtins.str
+    """The resource indicator, if not the origin."""
+    def __init__(
+        self,
+        *,
+        renewal_endpoint: builtins.str = ...,
+        client_id: builtins.str = ...,
+        client_auth: builtins.str = ...,
+        scope: builtins.str = ...,
+        resource: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["client_auth", b"client_auth", "client_id", b"client_id", "renewal_endpoint", b"renewal_endpoint", "resource", b"resource", "scope", b"scope"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class EnvironmentVariableFacts(message.Message):
+    """What may be known of a placeholder. All of it is fixed."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VARIABLE_FIELD_NUMBER: builtins.int
+    ALLOWED_HOSTS_FIELD_NUMBER: builtins.int
+    IN_HEADERS_FIELD_NUMBER: builtins.int
+    IN_BODIES_FIELD_NUMBER: builtins.int
+    variable: builtins.str
+    """The variable's name in the sandbox."""
+    in_headers: builtins.bool
+    """Whether it is replaced in headers."""
+    in_bodies: builtins.bool
+    """Whether it is replaced in bodies."""
+    @builtins.property
+    def allowed_hosts(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Hosts that its value may be sent to: names, or `*.name`."""
+
+    def __init__(
+        self,
+        *,
+        variable: builtins.str = ...,
+        allowed_hosts: abc.Iterable[builtins.str] | None = ...,
+        in_headers: builtins.bool = ...,
+        in_bodies: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allowed_hosts", b"allowed_hosts", "in_bodies", b"in_bodies", "in_headers", b"in_headers", "variable", b"variable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GitFacts(message.Message):
+    """What may be known of an access to a git host. All of it is fixed."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    USER_FIELD_NUMBER: builtins.int
+    APP_ID_FIELD_NUMBER: builtins.int
+    INSTALLATION_ID_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """The user name."""
+    app_id: builtins.str
+    """The GitHub App, when the value is made from a private key."""
+    installation_id: builtins.str
+    """The app's installation."""
+    def __init__(
+        self,
+        *,
+        user: builtins.str = ...,
+        app_id: builtins.str = ...,
+        installation_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["app_id", b"app_id", "installation_id", b"installation_id", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -561,7 +743,7 @@ class GitAccess(message.Message):
     INSTALLATION_ID_FIELD_NUMBER: builtins.int
     PRIVATE_KEY_FIELD_NUMBER: builtins.int
     user: builtins.str
-    """The user name, such as `x-access-token`."""
+    """The user name. Empty means `x-access-token`."""
     value: builtins.str
     """The value that goes with it."""
     app_id: builtins.str
@@ -612,6 +794,48 @@ class CreateVaultRequest(message.Message):
 @typing.final
 class CreateVaultResponse(message.Message):
     """Response for `CreateVault`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VAULT_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def vault(self) -> Vault:
+        """The vault."""
+
+    def __init__(
+        self,
+        *,
+        vault: Vault | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["vault", b"vault"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["vault", b"vault"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetVaultRequest(message.Message):
+    """Request for `GetVault`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VAULT_ID_FIELD_NUMBER: builtins.int
+    vault_id: builtins.str
+    """The vault."""
+    def __init__(
+        self,
+        *,
+        vault_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["vault_id", b"vault_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class GetVaultResponse(message.Message):
+    """Response for `GetVault`."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -731,7 +955,7 @@ class AddCredentialRequest(message.Message):
     name: builtins.str
     """Its name."""
     origin: builtins.str
-    """The only origin that it is ever sent to."""
+    """The only origin that it is ever sent to. Empty for an environment variable."""
     @builtins.property
     def secret(self) -> CredentialSecret:
         """The secret."""
@@ -831,16 +1055,20 @@ class ListCredentialsRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     VAULT_ID_FIELD_NUMBER: builtins.int
+    INCLUDE_ARCHIVED_FIELD_NUMBER: builtins.int
     vault_id: builtins.str
     """The vault."""
+    include_archived: builtins.bool
+    """Whether archived ones are listed too."""
     def __init__(
         self,
         *,
         vault_id: builtins.str = ...,
+        include_archived: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["vault_id", b"vault_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["include_archived", b"include_archived", "vault_id", b"vault_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

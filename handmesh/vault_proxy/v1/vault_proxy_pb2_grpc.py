@@ -60,6 +60,11 @@ class VaultProxyServiceStub:
                 request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.WatchExecution = channel.unary_stream(
+                '/handmesh.vault_proxy.v1.VaultProxyService/WatchExecution',
+                request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionRequest.SerializeToString,
+                response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionResponse.FromString,
+                _registered_method=True)
         self.CancelExecution = channel.unary_unary(
                 '/handmesh.vault_proxy.v1.VaultProxyService/CancelExecution',
                 request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionRequest.SerializeToString,
@@ -74,6 +79,11 @@ class VaultProxyServiceStub:
                 '/handmesh.vault_proxy.v1.VaultProxyService/CreateVault',
                 request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CreateVaultRequest.SerializeToString,
                 response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CreateVaultResponse.FromString,
+                _registered_method=True)
+        self.GetVault = channel.unary_unary(
+                '/handmesh.vault_proxy.v1.VaultProxyService/GetVault',
+                request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.GetVaultRequest.SerializeToString,
+                response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.GetVaultResponse.FromString,
                 _registered_method=True)
         self.ListVaults = channel.unary_unary(
                 '/handmesh.vault_proxy.v1.VaultProxyService/ListVaults',
@@ -168,6 +178,17 @@ class VaultProxyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchExecution(self, request, context):
+        """Follows an execution: what its server says of its progress, then the result.
+        Says it again from `offset` on, also after the end.
+
+        * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+        * What `Execute` ends with when there is no result.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelExecution(self, request, context):
         """Asks the MCP server to stop an execution. Idempotent; an id that is not
         known never starts.
@@ -191,6 +212,15 @@ class VaultProxyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetVault(self, request, context):
+        """Returns a vault.
+
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListVaults(self, request, context):
         """Lists the tenant's vaults.
         """
@@ -208,19 +238,26 @@ class VaultProxyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AddCredential(self, request, context):
-        """Adds a credential. It is bound to one origin, for ever.
+        """Adds a credential. It is bound to one origin, or one variable and its hosts,
+        for ever.
 
-        * `NOT_FOUND`: `VAULT_NOT_FOUND`.
-        * `ALREADY_EXISTS`: that origin has one already (`CREDENTIAL_EXISTS`).
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+        * `ALREADY_EXISTS`: that origin or variable has one already
+        (`CREDENTIAL_EXISTS`).
+        * `RESOURCE_EXHAUSTED`: the vault holds 20 (`FULL`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateCredential(self, request, context):
-        """Replaces a credential's secrets. What is not set stays.
+        """Replaces a credential's secrets. What is not set stays. What it is bound to
+        may be said again, but not changed. A credential that was revoked works
+        again.
 
         * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+        * `INVALID_ARGUMENT`: another kind, or another value of what is fixed
+        (`CREDENTIAL_IMMUTABLE`).
         * `ABORTED`: somebody else replaced them first (`VERSION_CONFLICT`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -287,6 +324,11 @@ def add_VaultProxyServiceServicer_to_server(servicer, server):
                     request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteRequest.FromString,
                     response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteResponse.SerializeToString,
             ),
+            'WatchExecution': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchExecution,
+                    request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionRequest.FromString,
+                    response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionResponse.SerializeToString,
+            ),
             'CancelExecution': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelExecution,
                     request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionRequest.FromString,
@@ -301,6 +343,11 @@ def add_VaultProxyServiceServicer_to_server(servicer, server):
                     servicer.CreateVault,
                     request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CreateVaultRequest.FromString,
                     response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CreateVaultResponse.SerializeToString,
+            ),
+            'GetVault': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetVault,
+                    request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.GetVaultRequest.FromString,
+                    response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.GetVaultResponse.SerializeToString,
             ),
             'ListVaults': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVaults,
@@ -429,6 +476,33 @@ class VaultProxyService:
             _registered_method=True)
 
     @staticmethod
+    def WatchExecution(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/handmesh.vault_proxy.v1.VaultProxyService/WatchExecution',
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionRequest.SerializeToString,
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CancelExecution(request,
             target,
             options=(),
@@ -499,6 +573,33 @@ class VaultProxyService:
             '/handmesh.vault_proxy.v1.VaultProxyService/CreateVault',
             handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CreateVaultRequest.SerializeToString,
             handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CreateVaultResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetVault(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.vault_proxy.v1.VaultProxyService/GetVault',
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.GetVaultRequest.SerializeToString,
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.GetVaultResponse.FromString,
             options,
             channel_credentials,
             insecure,

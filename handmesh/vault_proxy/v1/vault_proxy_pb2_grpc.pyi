@@ -68,6 +68,13 @@ class VaultProxyServiceStub:
     * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
       The tool may have run.
     """
+    WatchExecution: _grpc.UnaryStreamMultiCallable[_vault_proxy_pb2.WatchExecutionRequest, _vault_proxy_pb2.WatchExecutionResponse]
+    """Follows an execution: what its server says of its progress, then the result.
+    Says it again from `offset` on, also after the end.
+
+    * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+    * What `Execute` ends with when there is no result.
+    """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]
     """Asks the MCP server to stop an execution. Idempotent; an id that is not
     known never starts.
@@ -78,6 +85,11 @@ class VaultProxyServiceStub:
     """
     CreateVault: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.CreateVaultRequest, _vault_proxy_pb2.CreateVaultResponse]
     """Makes a vault: a named set of credentials. Idempotent by `request_id`."""
+    GetVault: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.GetVaultRequest, _vault_proxy_pb2.GetVaultResponse]
+    """Returns a vault.
+
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`.
+    """
     ListVaults: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.ListVaultsRequest, _vault_proxy_pb2.ListVaultsResponse]
     """Lists the tenant's vaults."""
     ArchiveVault: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.ArchiveVaultRequest, _vault_proxy_pb2.ArchiveVaultResponse]
@@ -86,15 +98,22 @@ class VaultProxyServiceStub:
     * `NOT_FOUND`: `VAULT_NOT_FOUND`.
     """
     AddCredential: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.AddCredentialRequest, _vault_proxy_pb2.AddCredentialResponse]
-    """Adds a credential. It is bound to one origin, for ever.
+    """Adds a credential. It is bound to one origin, or one variable and its hosts,
+    for ever.
 
-    * `NOT_FOUND`: `VAULT_NOT_FOUND`.
-    * `ALREADY_EXISTS`: that origin has one already (`CREDENTIAL_EXISTS`).
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+    * `ALREADY_EXISTS`: that origin or variable has one already
+      (`CREDENTIAL_EXISTS`).
+    * `RESOURCE_EXHAUSTED`: the vault holds 20 (`FULL`).
     """
     UpdateCredential: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.UpdateCredentialRequest, _vault_proxy_pb2.UpdateCredentialResponse]
-    """Replaces a credential's secrets. What is not set stays.
+    """Replaces a credential's secrets. What is not set stays. What it is bound to
+    may be said again, but not changed. A credential that was revoked works
+    again.
 
     * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+    * `INVALID_ARGUMENT`: another kind, or another value of what is fixed
+      (`CREDENTIAL_IMMUTABLE`).
     * `ABORTED`: somebody else replaced them first (`VERSION_CONFLICT`).
     """
     ListCredentials: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.ListCredentialsRequest, _vault_proxy_pb2.ListCredentialsResponse]
@@ -165,6 +184,13 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
       The tool may have run.
     """
+    WatchExecution: _aio.UnaryStreamMultiCallable[_vault_proxy_pb2.WatchExecutionRequest, _vault_proxy_pb2.WatchExecutionResponse]  # type: ignore[assignment]
+    """Follows an execution: what its server says of its progress, then the result.
+    Says it again from `offset` on, also after the end.
+
+    * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+    * What `Execute` ends with when there is no result.
+    """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]  # type: ignore[assignment]
     """Asks the MCP server to stop an execution. Idempotent; an id that is not
     known never starts.
@@ -175,6 +201,11 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     """
     CreateVault: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.CreateVaultRequest, _vault_proxy_pb2.CreateVaultResponse]  # type: ignore[assignment]
     """Makes a vault: a named set of credentials. Idempotent by `request_id`."""
+    GetVault: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.GetVaultRequest, _vault_proxy_pb2.GetVaultResponse]  # type: ignore[assignment]
+    """Returns a vault.
+
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`.
+    """
     ListVaults: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.ListVaultsRequest, _vault_proxy_pb2.ListVaultsResponse]  # type: ignore[assignment]
     """Lists the tenant's vaults."""
     ArchiveVault: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.ArchiveVaultRequest, _vault_proxy_pb2.ArchiveVaultResponse]  # type: ignore[assignment]
@@ -183,15 +214,22 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     * `NOT_FOUND`: `VAULT_NOT_FOUND`.
     """
     AddCredential: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.AddCredentialRequest, _vault_proxy_pb2.AddCredentialResponse]  # type: ignore[assignment]
-    """Adds a credential. It is bound to one origin, for ever.
+    """Adds a credential. It is bound to one origin, or one variable and its hosts,
+    for ever.
 
-    * `NOT_FOUND`: `VAULT_NOT_FOUND`.
-    * `ALREADY_EXISTS`: that origin has one already (`CREDENTIAL_EXISTS`).
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+    * `ALREADY_EXISTS`: that origin or variable has one already
+      (`CREDENTIAL_EXISTS`).
+    * `RESOURCE_EXHAUSTED`: the vault holds 20 (`FULL`).
     """
     UpdateCredential: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.UpdateCredentialRequest, _vault_proxy_pb2.UpdateCredentialResponse]  # type: ignore[assignment]
-    """Replaces a credential's secrets. What is not set stays.
+    """Replaces a credential's secrets. What is not set stays. What it is bound to
+    may be said again, but not changed. A credential that was revoked works
+    again.
 
     * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+    * `INVALID_ARGUMENT`: another kind, or another value of what is fixed
+      (`CREDENTIAL_IMMUTABLE`).
     * `ABORTED`: somebody else replaced them first (`VERSION_CONFLICT`).
     """
     ListCredentials: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.ListCredentialsRequest, _vault_proxy_pb2.ListCredentialsResponse]  # type: ignore[assignment]
@@ -273,6 +311,19 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def WatchExecution(
+        self,
+        request: _vault_proxy_pb2.WatchExecutionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_vault_proxy_pb2.WatchExecutionResponse], _abc.AsyncIterator[_vault_proxy_pb2.WatchExecutionResponse]]:
+        """Follows an execution: what its server says of its progress, then the result.
+        Says it again from `offset` on, also after the end.
+
+        * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+        * What `Execute` ends with when there is no result.
+        """
+
+    @_abc_1.abstractmethod
     def CancelExecution(
         self,
         request: _vault_proxy_pb2.CancelExecutionRequest,
@@ -301,6 +352,17 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes a vault: a named set of credentials. Idempotent by `request_id`."""
 
     @_abc_1.abstractmethod
+    def GetVault(
+        self,
+        request: _vault_proxy_pb2.GetVaultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vault_proxy_pb2.GetVaultResponse, _abc.Awaitable[_vault_proxy_pb2.GetVaultResponse]]:
+        """Returns a vault.
+
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`.
+        """
+
+    @_abc_1.abstractmethod
     def ListVaults(
         self,
         request: _vault_proxy_pb2.ListVaultsRequest,
@@ -325,10 +387,13 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vault_proxy_pb2.AddCredentialRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.AddCredentialResponse, _abc.Awaitable[_vault_proxy_pb2.AddCredentialResponse]]:
-        """Adds a credential. It is bound to one origin, for ever.
+        """Adds a credential. It is bound to one origin, or one variable and its hosts,
+        for ever.
 
-        * `NOT_FOUND`: `VAULT_NOT_FOUND`.
-        * `ALREADY_EXISTS`: that origin has one already (`CREDENTIAL_EXISTS`).
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+        * `ALREADY_EXISTS`: that origin or variable has one already
+          (`CREDENTIAL_EXISTS`).
+        * `RESOURCE_EXHAUSTED`: the vault holds 20 (`FULL`).
         """
 
     @_abc_1.abstractmethod
@@ -337,9 +402,13 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vault_proxy_pb2.UpdateCredentialRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.UpdateCredentialResponse, _abc.Awaitable[_vault_proxy_pb2.UpdateCredentialResponse]]:
-        """Replaces a credential's secrets. What is not set stays.
+        """Replaces a credential's secrets. What is not set stays. What it is bound to
+        may be said again, but not changed. A credential that was revoked works
+        again.
 
         * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+        * `INVALID_ARGUMENT`: another kind, or another value of what is fixed
+          (`CREDENTIAL_IMMUTABLE`).
         * `ABORTED`: somebody else replaced them first (`VERSION_CONFLICT`).
         """
 

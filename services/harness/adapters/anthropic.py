@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import typing
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ CONNECT_SECONDS = 10.0
 MESSAGE_CHARACTERS = 300  # of what the API says about a request that it refuses
 KEPT_CONNECTIONS = 100  # that wait for the next question
 KEPT_SECONDS = 60.0
+END_SECONDS = 1.0  # that a stream has to end after its answer
 
 _RETRYABLE = {
     "rate_limit_error": "MODEL_RATE_LIMITED",
@@ -60,6 +61,7 @@ class AnthropicModel:
         self._silence = silence
         self._client: AsyncAnthropic | None = None
         self._newest = ""
+        self._leaving: set[asyncio.Task[None]] = set()
         self._making = asyncio.Lock()  # so that there is one client, however many ask at first
 
     async def newest(self) -> str:
@@ -80,11 +82,14 @@ class AnthropicModel:
                 stream: AsyncStream[Any] = await client.post(
                     "/v1/messages", content=body, cast_to=object, stream=True, stream_cls=anthropic.AsyncStream[Any]
                 )
+            chunks = aiter(stream.response.aiter_bytes())
             try:
                 failpoints.hit("harness.model_asked", _broken)
-                await self._read(stream.response, answering)
-            finally:
+                await self._read(chunks, answering)
+            except BaseException:
                 await stream.response.aclose()
+                raise
+            self._leave(stream.response, chunks)
         except (Malformed, Oversized):
             raise ModelFailure("MODEL_STREAM_BROKEN", "the model's answer cannot be read", retryable=True) from None
         except (TimeoutError, anthropic.APITimeoutError, httpx2.TimeoutException):
@@ -107,10 +112,9 @@ class AnthropicModel:
             answering.stop_details,
         )
 
-    async def _read(self, response: Response, answering: Answering) -> None:
+    async def _read(self, chunks: AsyncIterator[bytes], answering: Answering) -> None:
         """Reads a stream until the answer is whole. Raises ModelFailure when it ends before, or is an error."""
         events = Events()
-        chunks = aiter(response.aiter_bytes())
         while not answering.whole:
             async with asyncio.timeout(self._silence):
                 chunk = await anext(chunks, None)
@@ -122,8 +126,16 @@ class AnthropicModel:
                 if answering.failure is not None:
                     raise _failure(200, *answering.failure, None)
 
+    def _leave(self, response: Response, chunks: AsyncIterator[bytes]) -> None:
+        """Reads a stream whose answer is whole to its end, so that its connection serves the next question."""
+        task = asyncio.create_task(_to_its_end(response, chunks), name="end of an answer")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
     async def close(self) -> None:
         """Closes the connections."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         if self._client is not None:
             await self._client.close()
 
@@ -167,6 +179,19 @@ def retry_after(headers: typing.Mapping[str, str], now: float) -> float | None:
             except (ValueError, OverflowError):
                 continue
     return None
+
+
+async def _to_its_end(response: Response, chunks: AsyncIterator[bytes]) -> None:
+    import httpx2
+
+    try:
+        async with asyncio.timeout(END_SECONDS):
+            async for _ in chunks:
+                continue
+    except (TimeoutError, httpx2.HTTPError):
+        pass  # the answer is there; the connection is not used again
+    finally:
+        await response.aclose()
 
 
 def _broken() -> ModelFailure:

@@ -22,9 +22,11 @@ def fact_of(event: Event) -> core.Fact:
     """Returns what deciding needs of an event."""
     kind = event.WhichOneof("kind")
     if kind is None:
-        return core.Other(event.position) if event.ignorable else core.Unknown(event.position, "unknown")
+        if event.ignorable:
+            return core.Other(event.position, time=_when(event))
+        return core.Unknown(event.position, "unknown", time=_when(event))
     make = _FACTS.get(kind)
-    return make(event, getattr(event, kind)) if make else core.Other(event.position)
+    return make(event, getattr(event, kind)) if make else core.Other(event.position, time=_when(event))
 
 
 def _when(event: Event) -> float:
@@ -81,6 +83,8 @@ def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
     The last one when the answer broke off at its length limit, one whose input is no JSON object, and all of an answer
     that was refused.
     """
+    if "tool_use" not in content and "\\u" not in content:
+        return ()
     blocks: list[dict[str, Any]] = json.loads(content)
     broken = stop_reason in ("max_tokens", "model_context_window_exceeded")
     return tuple(

@@ -11,12 +11,13 @@ from services.harness.adapters.codec import result_of
 from services.harness.core import ToolResult, ToolSpec
 from services.harness.ports import Sandbox, Standing, Toolbox
 from services.kit.channels import raised
-from services.kit.errors import Unimplemented
+from services.kit.errors import Exists, Unimplemented
 from services.kit.grants import GRANT_KEY
 
 LOOK_UP_SECONDS = 10.0
 PROVISION_SECONDS = 300.0
 CANCEL_SECONDS = 10.0
+RELEASE_SECONDS = 30.0
 UNAVAILABLE = "SANDBOX_UNAVAILABLE"
 
 
@@ -40,7 +41,10 @@ class RemoteHands:
         return Toolbox(tools, answer.environment, answer.environment_description)
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
-        """Makes the hand's sandbox."""
+        """Makes the hand's sandbox, or finds the one that nobody was told of.
+
+        When that is one of another environment, for the session was changed since, it goes: the log does not name it.
+        """
         wanted = _environment(spec)
         request = pb.ProvisionRequest(
             environment=wanted.environment,
@@ -51,10 +55,27 @@ class RemoteHands:
             hand=hand,
         )
         try:
-            made = (await self._stub.Provision(request, metadata=_shown(under), timeout=PROVISION_SECONDS)).sandbox
+            made = await self._provision(request, under)
+        except Exists:
+            await self._release(session_id, request.request_id)
+            made = await self._provision(request, under)
+        return Sandbox(made.sandbox_id, made.environment, tuple(made.unenforced_limits))
+
+    async def _provision(self, request: pb.ProvisionRequest, under: Standing) -> pb.Sandbox:
+        try:
+            return (await self._stub.Provision(request, metadata=_shown(under), timeout=PROVISION_SECONDS)).sandbox
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
-        return Sandbox(made.sandbox_id, made.environment, tuple(made.unenforced_limits))
+
+    async def _release(self, session_id: str, request_id: str) -> None:
+        wanted = pb.ListSandboxesRequest(session_id=session_id)
+        try:
+            found = (await self._stub.ListSandboxes(wanted, timeout=LOOK_UP_SECONDS)).sandboxes
+            for sandbox in found:
+                if sandbox.request_id == request_id:
+                    await self._stub.Release(pb.ReleaseRequest(sandbox_id=sandbox.sandbox_id), timeout=RELEASE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
 
     async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         """Runs a tool once and waits for its result: as long as the environment lets it run."""

@@ -21,10 +21,10 @@ from handmesh.session.v1.session_pb2 import (
     WatchEventsRequest,
 )
 from services.harness.adapters.codec import fact_of
-from services.harness.core import BlobRef
+from services.harness.core import BlobRef, Fact
 from services.harness.ports import Appended, Page
 from services.kit.channels import raised
-from services.kit.errors import Full, Unavailable
+from services.kit.errors import Conflict, Full, Unavailable
 from services.kit.grants import GRANT_KEY
 from services.kit.logs import Log
 
@@ -53,8 +53,9 @@ async def offer(stub: SessionServiceAsyncStub, session_id: str) -> OfferWorkResp
 class RemoteLog:
     """One session's log, on the other side of a channel (see `SessionLog`)."""
 
-    def __init__(self, stub: SessionServiceAsyncStub, session_id: str) -> None:
+    def __init__(self, stub: SessionServiceAsyncStub, session_id: str, newest: Sequence[Event] = ()) -> None:
         self.session_id = session_id
+        self.newest: Sequence[Fact] = [fact_of(event) for event in newest]
         self._stub = stub
 
     async def follow(self, start_position: int) -> AsyncIterator[Page]:
@@ -123,7 +124,7 @@ class PreviewStream:
     """Sends pieces in the background: the first at once, the others together every 20 ms (see `Previews`).
 
     The stream is opened before there is anything to send, and whose the session is is looked up with it: the first
-    piece waits for neither.
+    piece waits for neither. It is opened again when it breaks off; what was to be sent meanwhile is dropped.
     """
 
     def __init__(self, stub: SessionServiceAsyncStub, session_id: str, epoch: int) -> None:
@@ -131,18 +132,25 @@ class PreviewStream:
         self._first = PublishPreviewsRequest(session_id=session_id, epoch=epoch)
         self._pieces: list[Preview] = []
         self._news = asyncio.Event()
-        self._closed = asyncio.Event()
+        self._flushed = asyncio.Event()
+        self._closed = False
         self._sender = asyncio.create_task(self._send(), name="previews")
 
     def show(self, preview: Preview) -> None:
         """Takes one piece."""
         if len(self._pieces) < MAX_WAITING_PREVIEWS:
             self._pieces.append(preview)
+        self._flushed.clear()
         self._news.set()
+
+    def flush(self) -> None:
+        """Sends what is left without waiting for more."""
+        self._flushed.set()
 
     async def close(self) -> None:
         """Sends what is left."""
-        self._closed.set()
+        self._closed = True
+        self._flushed.set()
         self._news.set()
         await asyncio.wait({self._sender}, timeout=CLOSE_SECONDS)
         self._sender.cancel()
@@ -157,14 +165,20 @@ class PreviewStream:
                 yield PublishPreviewsRequest(
                     session_id=self._first.session_id, epoch=self._first.epoch, previews=pieces
                 )
-            if self._closed.is_set() and not self._pieces:
+            if self._closed and not self._pieces:
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PREVIEW_SECONDS):
-                    await self._closed.wait()  # the reply is said after the last piece: it does not wait for more
+                    await self._flushed.wait()  # the reply is said after the last piece: it does not wait for more
 
     async def _send(self) -> None:
-        try:
-            await self._stub.PublishPreviews(self._requests())
-        except grpc.aio.AioRpcError as error:
-            _log.debug("previews dropped", session_id=self._first.session_id, reason=raised(error).reason)
+        while not self._closed:
+            try:
+                await self._stub.PublishPreviews(self._requests())
+            except grpc.aio.AioRpcError as error:
+                problem = raised(error)
+                _log.debug("previews dropped", session_id=self._first.session_id, reason=problem.reason)
+                if isinstance(problem, Conflict):
+                    return  # the session is another harness's
+                await asyncio.sleep(RECONNECT_SECONDS)
+                self._pieces.clear()

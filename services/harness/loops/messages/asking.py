@@ -16,13 +16,13 @@ from handmesh.session.v1.event_pb2 import Event, ModelReplied
 from services.harness.adapters import codec
 from services.harness.core import Retry
 from services.harness.journal import Journal
+from services.harness.loops.messages.ahead import with_what_follows
 from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.renditions import render
 from services.harness.loops.messages.request import Request, written
 from services.harness.loops.messages.showing import Showing
 from services.harness.loops.messages.state import State, retried
 from services.harness.loops.messages.view import Block, conversation, view
-from services.harness.model_profiles import cost_micros
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
@@ -30,6 +30,10 @@ from services.kit.logs import Log
 
 MAX_CALLS = 1_000  # of one reply: with more, the reply does not fit into the log
 PLAINER = frozenset({"MODEL_REQUEST_REFUSED", "CONTEXT_FULL"})  # a plainer request may be taken
+UNPRICED = (
+    "the session has a limit of cost, and the price of {model} is not known: nothing was asked. Name another model, "
+    "take the limit away, or add the price to the harness's HANDMESH_MODEL_PRICES_FILE"
+)
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,100}")  # what the API takes back
 
 _log = Log("services.harness.loops.messages.asking")
@@ -49,25 +53,31 @@ class Asking:
         state = self._state()
         blobs = await self._journal.shelf.opened(conversation(state), state.renditions.values())
         request = written(view(state, newest_model, blobs))
-        await self._journal.owned()  # all of this was prepared meanwhile; a session of another's costs no token
-        event_id = f"reply-{self._journal.epoch}-{state.head}"
-        try:
-            answer = await self._stream(request.body, event_id)
-            _check(answer, state)
-        except ModelFailure as failure:
-            await self._failed(state, failure, request.body, newest_model, blobs)
+        model = state.config.model or newest_model
+        if state.config.budgets.max_cost_micros and self._ports.prices.profile_of(model) is None:
+            await self._journal.owned()
+            await self._end("model", "MODEL_PRICE_UNKNOWN", UNPRICED.format(model=model[:100]), False, state)
             return
         try:
-            await self._replied(event_id, answer, request, state.head)
+            answer = await self._stream(request.body, state.head)
+            _check(answer, state)
+        except ModelFailure as failure:
+            await self._journal.owned()
+            await self._failed(state, failure, request.body, newest_model, blobs)
+            return
+        await self._journal.owned()  # the session may still be being taken up
+        try:
+            await self._replied(answer, request, state.head)
         except (Full, Refused, Invalid) as problem:
             await self._end("session", problem.reason, problem.message, False, state)
 
-    async def _replied(self, event_id: str, answer: Answer, request: Request, read: int) -> None:
+    async def _replied(self, answer: Answer, request: Request, read: int) -> None:
+        content = await self._journal.shelf.fitted_reply(answer.content)
         replied = ModelReplied(
-            content_json=await self._journal.shelf.fitted_reply(answer.content),
+            content_json=content,
             stop_reason=answer.stop_reason,
             usage=answer.usage,
-            cost_micros=cost_micros(answer.model, codec.usage_of(answer.usage)),
+            cost_micros=self._cost(answer),
             message_id=answer.message_id,
             request_hash=request.request_hash,
             prompt_hash=request.prompt_hash,
@@ -77,18 +87,39 @@ class Asking:
             stop_sequence=answer.stop_sequence,
             stop_details_json=answer.stop_details,
         )
-        await self._journal.say(Event(event_id=event_id, model_replied=replied))
+        event = Event(event_id=self._event_id(read), model_replied=replied)
+        if content is answer.content:
+            epoch, now = self._journal.epoch, self._ports.now()
+            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
+        else:
+            await self._journal.say(event)  # its calls are known when it was read back
         failpoints.hit("harness.reply_stored")
 
-    async def _stream(self, body: bytes, event_id: str) -> Answer:
-        showing = Showing(self._journal.log.previews(self._journal.epoch), event_id)
+    def _cost(self, answer: Answer) -> int | None:
+        """Prices an answer: by the model that gave it, or else by the one that was asked."""
+        prices, usage = self._ports.prices, codec.usage_of(answer.usage)
+        cost = prices.cost_micros(answer.model, usage)
+        return prices.cost_micros(self._state().config.model, usage) if cost is None else cost
+
+    async def _stream(self, body: bytes, read: int) -> Answer:
+        """Asks and shows what comes, once the session is this harness's: the question does not wait for that."""
+        showing = Showing()
+        beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
+        discarded = True
         try:
-            return await self._ports.model.ask(body, showing.show)
-        except (ModelFailure, asyncio.CancelledError):
-            showing.discard()
-            raise
+            answer = await self._ports.model.ask(body, showing.show)
+            discarded = False
         finally:
-            await showing.close()
+            beginning.cancel()
+            showing.end(discarded=discarded)
+        return answer
+
+    async def _begin(self, showing: Showing, read: int) -> None:
+        previews = await self._journal.previews()
+        showing.begin(previews, self._event_id(read))
+
+    def _event_id(self, read: int) -> str:
+        return f"reply-{self._journal.epoch}-{read}"
 
     async def _failed(
         self,

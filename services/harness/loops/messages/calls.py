@@ -13,6 +13,7 @@ from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
 from services.harness.core import ToolResult
 from services.harness.journal import Journal
+from services.harness.loops.messages.ahead import with_what_follows
 from services.harness.loops.messages.core import LookUpTools, RunCall
 from services.harness.loops.messages.offers import offered
 from services.harness.loops.messages.policies import routes_of
@@ -34,6 +35,7 @@ class Calls:
         self._journal = journal
         self._ports = ports
         self._state = state
+        self._sent: set[str] = set()  # calls that this run has sent
 
     async def look_up(self, wanted: LookUpTools) -> None:
         """Asks for tools and says what there is. A hand or server that fails offers none in this turn."""
@@ -99,7 +101,8 @@ class Calls:
             event = codec.provisioned(
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
-            await self._journal.say(event)
+            epoch, now = self._journal.epoch, self._ports.now()
+            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
 
     async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
         """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
@@ -157,7 +160,9 @@ class Calls:
             return await self._ports.hands.execute(
                 run.sandbox_id, run.tool, run.call.input, run.call.id, self._journal.standing
             )
-        again = run.started is not None and not (run.spec.idempotent or run.spec.read_only)
+        first = run.call.id not in self._sent and (run.started is None or run.started.epoch == self._journal.epoch)
+        self._sent.add(run.call.id)
+        again = not (first or run.spec.idempotent or run.spec.read_only)
         return await self._ports.servers.execute(
             self._journal.grant, run.tool, run.call.input, run.call.id, attach_only=again
         )

@@ -141,6 +141,11 @@ def decide(state: State, now: float) -> Action:
     return action if reached is None else Pause(reached)
 
 
+def running(action: Action) -> tuple[ToolCall, ...]:
+    """Returns the calls that hands are asked for by an action."""
+    return tuple(run.call for run in action.calls) if isinstance(action, RunCalls) else ()
+
+
 def due(state: State, now: float) -> float | None:
     """Returns the next moment after `now` at which `decide` may say something else though nothing has happened."""
     times = [runs_out(state), state.retry.at if state.retry else None]

@@ -13,13 +13,16 @@ from typing import Any
 
 from services.harness.adapters import codec
 from services.harness.core import Fact
-from services.harness.journal import Fenced, Journal
+from services.harness.journal import Changed, Fenced, Journal
 from services.harness.loops.messages import core
+from services.harness.loops.messages.ahead import turn_ended
 from services.harness.loops.messages.asking import Asking
 from services.harness.loops.messages.calls import Calls
+from services.harness.loops.messages.lately import Known, Lately
 from services.harness.loops.messages.state import State, fold
 from services.harness.ports import Ports, Progress, SessionLog
 from services.kit import ids
+from services.kit.errors import Conflict
 from services.kit.logs import Log
 
 LINGER_SECONDS = 10.0  # a rest that is shorter is spent here: being woken again costs more
@@ -32,31 +35,57 @@ class MessagesType:
 
     description = "Claude through the Messages API, with the session's hands, servers and custom tools."
 
+    def __init__(self) -> None:
+        self._lately = Lately()
+
     async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> float | None:
         """Takes the session up and works until there is nothing to do (see `HarnessType.run`)."""
-        turn = Turn(log, ports, progress)
+        known = self._lately.take(log.session_id)
+        turn = Turn(log, ports, progress, known)
         try:
             await turn.journal.open()
-            action = core.decide(turn.state, ports.now())
+            action = await self._take_up(turn, instance)
             if isinstance(action, core.Rest):
                 return action.until
-            turn.begin(action)
-            await turn.journal.take_up(codec.woke(ids.mint("woke"), "messages", instance))
-            progress.took_up(turn.journal.epoch)
             return await turn.work()
         except Fenced:
             _log.info("another harness owns the session", session_id=log.session_id, epoch=turn.journal.epoch)
             return None
+        except Changed:
+            _log.warning("the log is another one than before", session_id=log.session_id)
+            turn.journal.last = None
+            return ports.now()  # it is read anew
         finally:
             await turn.close()
+            if turn.journal.last is not None:
+                self._lately.keep(log.session_id, turn.state, turn.journal.last, known)
+
+    async def _take_up(self, turn: Turn, instance: str) -> core.Action:
+        """Takes the session up and returns what is to be done. Raises Conflict when another harness was faster."""
+        epoch = turn.state.epoch
+        while True:
+            action, head = turn.decide(), turn.state.head
+            if isinstance(action, core.Rest):
+                return action
+            turn.begin(action)
+            try:
+                await turn.journal.take_up(codec.woke(ids.mint("woke"), "messages", instance))
+            except Conflict as conflict:
+                await turn.cancel()
+                await turn.journal.reach_conflict(conflict)
+                if turn.state.epoch != epoch or turn.state.head == head:
+                    raise
+            else:
+                turn.took_up()
+                return action
 
 
 class Turn:
     """One run over one session: the state as it was read, and what is being done."""
 
-    def __init__(self, log: SessionLog, ports: Ports, progress: Progress) -> None:
-        self.state = State()
-        self.journal = Journal(log, self._apply)
+    def __init__(self, log: SessionLog, ports: Ports, progress: Progress, known: Known | None) -> None:
+        self.state = known.state if known else State()
+        self.journal = Journal(log, self._apply, known.last if known else None)
         self._ports = ports
         self._progress = progress
         self._calls = Calls(self.journal, ports, lambda: self.state)
@@ -67,12 +96,21 @@ class Turn:
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
 
-    def begin(self, action: core.Action) -> None:
-        """Prepares the question to the model while the session is being taken up; it is asked once that is done.
+    def decide(self) -> core.Action:
+        """Says what to do now."""
+        return core.decide(self.state, self._ports.now())
 
-        The model's library loads while tools are looked up or run.
+    def took_up(self) -> None:
+        """Tells that the session is this harness's."""
+        self._progress.took_up(self.journal.epoch)
+
+    def begin(self, action: core.Action) -> None:
+        """Asks the model while the session is being taken up. What it answers is shown and said once that is done.
+
+        When another harness was faster, the question is cut off. The model's library loads while tools are looked up.
         """
-        self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
+        if self._newest is None:
+            self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
         if isinstance(action, core.AskModel):
             self._start("model", self._ask())
 
@@ -97,12 +135,9 @@ class Turn:
     async def _act(self, action: core.Action) -> bool:
         """Does or starts what was decided. Tells whether it was done at once."""
         match action:
-            case core.EndTurn(reason=reason, read=read):
+            case core.EndTurn():
                 await self.cancel()
-                stop = self.state.reply.stop_reason if self.state.reply and reason != "INTERRUPTED" else ""
-                used = self.state.used.in_turn
-                ended = codec.turn_ended(self.journal.epoch, self.state.head, reason, read, stop, used)
-                await self.journal.propose(ended)
+                await self.journal.propose(turn_ended(self.state, action, self.journal.epoch))
             case core.FinishCall(call=call, result=result):
                 await self.cancel(call.id)
                 settled = codec.call_finished(call.id, *await self.journal.shelf.fitted(result))
@@ -176,4 +211,6 @@ class Turn:
     async def _ask(self) -> None:
         """Asks the model and says what it answered, or that it did not."""
         assert self._newest is not None
+        for _ in range(2):
+            await asyncio.sleep(0)  # what takes the session up leaves first: the reply waits for it
         await self._asking.ask(await asyncio.shield(self._newest))

@@ -177,7 +177,7 @@ def _sendable(content: str) -> list[Block]:
     kept = [block for block in blocks if not _blank(block)]
     while kept and kept[-1].get("type") in _THINKING:
         kept.pop()
-    if len(kept) == len(blocks) and _encodes(blocks):
+    if len(kept) == len(blocks) and ("\\u" not in content.lower() or _encodes(blocks)):
         return Kept(blocks, content)
     return [block if block.get("type") in _THINKING else _whole(block) for block in kept]
 

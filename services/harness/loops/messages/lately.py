@@ -1,0 +1,65 @@
+"""States of sessions that were worked on lately: their next turn reads only what is new.
+
+Nothing depends on them: each can be folded again from its log, and is, when the log does not hold the fact that it was
+folded to last.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from services.harness.core import CallFinished, Fact
+from services.harness.loops.messages.state import Link, State
+
+MAX_SESSIONS = 256
+MAX_BYTES = 6 * 1024 * 1024  # of what is remembered, as far as it grows with the conversation
+FACT_BYTES = 600  # that a fact takes beside its text
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a log says up to `last`, the fact that was folded last."""
+
+    state: State
+    last: Fact
+    size: int
+
+
+class Lately:
+    """The newest ones, as many as fit."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._known: OrderedDict[str, Known] = OrderedDict()
+        self._size = 0
+
+    def take(self, session_id: str) -> Known | None:
+        """Returns what is known of a session, and forgets it."""
+        known = self._known.pop(session_id, None)
+        self._size -= known.size if known else 0
+        return known
+
+    def keep(self, session_id: str, state: State, last: Fact, before: Known | None) -> None:
+        """Remembers a state. `before` is what it was folded from, if anything was known."""
+        self.take(session_id)
+        size = _grown(state.conversation, before)
+        self._known[session_id] = Known(state, last, size)
+        self._size += size
+        while self._size > self._max_bytes or len(self._known) > MAX_SESSIONS:
+            self.take(next(iter(self._known)))
+
+
+def _grown(link: Link | None, before: Known | None) -> int:
+    """Adds up what a conversation takes, beginning where it was added up before."""
+    end, size = (before.state.conversation, before.size) if before else (None, FACT_BYTES)
+    while link is not None and link is not end:
+        size += FACT_BYTES + _text(link.fact)
+        link = link.before
+    return size
+
+
+def _text(fact: object) -> int:
+    if isinstance(fact, CallFinished):
+        return len(fact.result.output) + len(fact.result.content)
+    return len(getattr(fact, "content", ""))
