@@ -31,6 +31,7 @@ class RunOptions:
     mcp: Sequence[str] = ()
     vaults: Sequence[str] = ()
     labels: Sequence[str] = ()
+    budgets: Sequence[str] = ()
 
 
 def config_of(options: RunOptions) -> config_pb2.SessionConfig:
@@ -42,6 +43,8 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         hands[DEFAULT_HAND] = options.environment
     if options.no_hands and hands:
         raise UsageError("--no-hands stands alone: leave out --hand and --environment")
+    from handmesh.cli.spending import budgets_of  # which raises this module's error
+
     servers = [named("--mcp", "NAME=URL", each) for each in options.mcp]
     return config_pb2.SessionConfig(
         model=options.model,
@@ -52,6 +55,7 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         mcp_servers=[config_pb2.McpServer(name=name, url=checked_url(url)) for name, url in servers],
         vault_ids=list(options.vaults),
         labels=labels_of(options.labels),
+        budgets=budgets_of(options.budgets) if options.budgets else None,
     )
 
 

@@ -17,6 +17,7 @@ Item = event_pb2.Event | session_pb2.Preview
 async def until_turn_ends(session: Session, position: int, show: Callable[[Item], None]) -> int:
     """Shows what happens from the message at `position` on, until its turn has ended; returns the exit code.
 
+    A session that is paused at a budget goes nowhere by itself: that is an end too.
     A turn that ends without having read that message was an earlier one: following goes on.
     """
     async for item in session.watch(position, previews=True):
@@ -27,6 +28,8 @@ async def until_turn_ends(session: Session, position: int, show: Callable[[Item]
             return exits.of_turn(item.turn_ended)
         if item.HasField("session_ended"):
             return exits.FAILED
+        if item.HasField("budget_reached"):
+            return exits.LIMIT
     raise AssertionError("a watch has no end")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from handmesh.cli.escape import one_line
+from handmesh.cli.spending import name_of, reached, spent
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import event_pb2
 
@@ -47,6 +48,12 @@ def outcome_word(result: tool_pb2.ToolResult) -> str:
     if result.HasField("exit_code") and result.exit_code != 0:
         return f"{word}, exit {result.exit_code}"
     return f"{word}, signal {result.signal}" if result.HasField("signal") else word
+
+
+def turn_text(ended: event_pb2.TurnEnded) -> str:
+    """Returns why a turn ended, what it used and what that cost."""
+    word = enum_word(event_pb2.TurnEndReason, ended.reason, "TURN_END_REASON_")
+    return ", ".join(filter(None, [word, spent(ended.usage, ended.cost_micros)]))
 
 
 def blocks_of(content_json: str) -> list[dict[str, Any]]:
@@ -95,7 +102,8 @@ def _content(event: event_pb2.Event) -> str:
             return _blocks_text(event.message_received.content_json)
         case "model_replied":
             reply = event.model_replied
-            return f"{_blocks_text(reply.content_json)}  [{reply.stop_reason}]"
+            said = [reply.stop_reason, spent(reply.usage, reply.cost_micros)]
+            return f"{_blocks_text(reply.content_json)}  [{', '.join(filter(None, said))}]"
         case "tools_offered":
             names = [str(tool.get("name")) for tool in blocks_of(event.tools_offered.tools_json)]
             return f"{event.tools_offered.hand}: {', '.join(names)}"
@@ -104,7 +112,9 @@ def _content(event: event_pb2.Event) -> str:
         case "custom_tool_answered":
             return _result_text(event.custom_tool_answered.tool_use_id, event.custom_tool_answered.result)
         case "turn_ended":
-            return enum_word(event_pb2.TurnEndReason, event.turn_ended.reason, "TURN_END_REASON_")
+            return turn_text(event.turn_ended)
+        case "budget_reached":
+            return f"{name_of(event.budget_reached.budget)}: {reached(event.budget_reached)}"
         case "error_raised":
             error = event.error_raised
             return f"{error.part}: {error.message} [{error.reason}]"

@@ -49,6 +49,9 @@ def run(
     mcp: Annotated[list[str] | None, typer.Option(metavar="NAME=URL", help="An MCP server; may be repeated.")] = None,
     vault: Annotated[list[str] | None, typer.Option(metavar="ID", help="A vault with credentials; repeatable.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=N", help="A limit: tokens=50000, cost=2.50, ...; repeatable.")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -59,14 +62,14 @@ def run(
         from handmesh.cli.arguments import RunOptions, text_of
 
         options = RunOptions(
-            model, system, title, environment, hand or (), no_hands, mcp or (), vault or (), label or ()
+            model, system, title, environment, hand or (), no_hands, mcp or (), vault or (), label or (), budget or ()
         )
         text = text_of(task)
         from handmesh.client import connect
 
         async with connect(data_directory=data_directory) as mesh:
             session, position = await _begin(mesh, text, session_id, options)
-            return await _follow(session, position, as_json=as_json, timeout=timeout)
+            return await _follow(session, position, as_json=as_json, timeout=timeout, goes_on=bool(session_id))
 
     run_body(body)
 
@@ -83,9 +86,11 @@ async def _begin(mesh: Client, text: str, session_id: str, options: RunOptions) 
     return session, await session.send(text)
 
 
-async def _follow(session: Session, position: int, *, as_json: bool, timeout: float | None) -> int:
+async def _follow(session: Session, position: int, *, as_json: bool, timeout: float | None, goes_on: bool) -> int:
+    from handmesh.cli import exits
     from handmesh.cli.following import unless_told, until_turn_ends
     from handmesh.cli.printing import console, print_json
+    from handmesh.cli.spending import name_of, way_on
     from handmesh.cli.transcript import Transcript
     from handmesh.session.v1 import event_pb2
 
@@ -99,7 +104,11 @@ async def _follow(session: Session, position: int, *, as_json: bool, timeout: fl
 
     async def work() -> int:
         transcript.note(f"session {session.id}")
-        return await until_turn_ends(session, position, show)
+        paused = (await session.get()).paused_budget if goes_on else ""
+        code = exits.LIMIT if paused else await until_turn_ends(session, position, show)
+        if code == exits.LIMIT and (paused := paused or (await session.get()).paused_budget):
+            transcript.note(f"paused: {name_of(paused)}; {way_on(session.id, paused)}", "yellow")
+        return code
 
     try:
         return await unless_told(session, work(), timeout, transcript.note)

@@ -27,6 +27,14 @@ Examples:
   handmesh events ID --json | jq .toolFinished.result.output
 """
 
+RAISE_EPILOG = """\b
+Examples:
+  handmesh raise ID tokens=500000           in all
+  handmesh raise ID cost=2.50 turns=20      US dollars, in all
+  handmesh raise ID time=3600               seconds that harnesses are at work
+  handmesh raise ID tool-calls=none         no limit
+"""
+
 
 def sessions(
     status: Annotated[
@@ -45,6 +53,7 @@ def sessions(
     async def body() -> int:
         from handmesh.cli.arguments import labels_of, statuses_of
         from handmesh.cli.printing import console, print_json
+        from handmesh.cli.spending import way_on
         from handmesh.client import connect
 
         statuses, labels = statuses_of(status or ()), labels_of(label or ())
@@ -64,6 +73,9 @@ def sessions(
                     break
         if not as_json and found:
             console().print(_table(found))
+            for each in found:
+                if each.paused_budget:
+                    typer.echo(f"{each.session_id} is paused; {way_on(each.session_id, each.paused_budget)}", err=True)
         elif not as_json:
             typer.echo('No sessions. Start one with: handmesh run "list the files"', err=True)
         return 0
@@ -164,6 +176,34 @@ def wake(session_id: SessionId, data_directory: DataDirectory = None) -> None:
     run(body)
 
 
+def raise_(
+    session_id: SessionId,
+    budget: Annotated[list[str], typer.Argument(metavar="NAME=N...", help="What it may use: tokens=50000, cost=2.50.")],
+    data_directory: DataDirectory = None,
+) -> None:
+    """Gives a session other limits. One that is paused at a limit goes on where it stopped."""
+
+    async def body() -> int:
+        from handmesh.cli.spending import budgets_of, limit_of, name_of
+        from handmesh.client import connect
+
+        budgets_of(budget)  # before anybody is asked
+        async with connect(data_directory=data_directory) as mesh:
+            session = mesh.session(session_id)
+            found = await session.get()
+            wanted = budgets_of(budget, found.config.budgets)
+            names = list(dict.fromkeys(value.partition("=")[0] for value in budget))
+            for name in names:
+                typer.echo(f"{name}: {limit_of(found.config.budgets, name)} -> {limit_of(wanted, name)}")
+            found.config.budgets.CopyFrom(wanted)
+            await session.update(found.config, expected_position=found.last_position)
+            if name_of(found.paused_budget) in names:
+                typer.echo(f"it goes on. Look: handmesh events {session_id} --from {found.last_position + 1} --follow")
+        return 0
+
+    run(body)
+
+
 def end(
     session_id: SessionId,
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, for people to read.")] = "",
@@ -187,20 +227,19 @@ def _table(found: list[session_pb2.Session]) -> Table:
 
     from handmesh.cli.escape import one_line
     from handmesh.cli.lines import enum_word
+    from handmesh.cli.spending import dollars, status_of, tokens_of
     from handmesh.session.v1 import session_pb2
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("session", "status", "began", "turns", "events", "tokens", "title"):
+    for name in ("session", "status", "began", "turns", "events", "tokens", "cost", "title"):
         table.add_column(name, no_wrap=name != "title", justify="right" if name in _NUMBERS else "left")
     for each in found:
-        usage = each.usage
-        tokens = usage.input_tokens + usage.output_tokens
-        tokens += usage.cache_creation_input_tokens + usage.cache_read_input_tokens
         began = each.create_time.ToDatetime(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         status = enum_word(session_pb2.SessionStatus, each.status, "SESSION_STATUS_")
-        numbers = (str(each.turns), str(each.last_position), f"{tokens:,}")
-        table.add_row(each.session_id, status, began, *numbers, one_line(each.config.title, 60))
+        cost = dollars(each.cost_micros) if each.cost_micros else "-"
+        numbers = (str(each.turns), str(each.last_position), f"{tokens_of(each.usage):,}", cost)
+        table.add_row(each.session_id, status_of(each, status), began, *numbers, one_line(each.config.title, 60))
     return table
 
 
-_NUMBERS = frozenset({"turns", "events", "tokens"})
+_NUMBERS = frozenset({"turns", "events", "tokens", "cost"})

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from handmesh.cli.escape import escaped, one_line
-from handmesh.cli.lines import blocks_of, call_text, content_of, enum_word, kind_of, outcome_word
+from handmesh.cli.lines import blocks_of, call_text, content_of, kind_of, outcome_word, turn_text
+from handmesh.cli.spending import reached
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import event_pb2, session_pb2
 
@@ -63,12 +64,16 @@ class Transcript:
             case "credential_used":
                 used = event.credential_used
                 self.note(one_line(f"a credential was used for {used.server}: {used.result}", self._notes.width))
+            case "tools_changed":
+                self.note(one_line(f"the tools of {event.tools_changed.server} changed", self._notes.width), "yellow")
             case "sandbox_provisioned":
                 self._show_sandbox(event.sandbox_provisioned)
             case "turn_ended":
                 reason = event.turn_ended.reason
                 style = "green" if reason == event_pb2.TURN_END_REASON_DONE else "red"
-                self.note(f"turn ended: {enum_word(event_pb2.TurnEndReason, reason, 'TURN_END_REASON_')}", style)
+                self.note(f"turn ended: {turn_text(event.turn_ended)}", style)
+            case "budget_reached":
+                self.note(f"paused: {reached(event.budget_reached)}", "yellow")
             case kind if kind not in _QUIET:
                 self.note(f"{kind}: {content_of(event)}", "red" if kind == "error_raised" else "dim")
 

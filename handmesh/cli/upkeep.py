@@ -28,6 +28,7 @@ from handmesh.launcher.settings import Claude, MeshSettings, Scripted
 API_KEY, BASE_URL = "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
 ALLOW_UNISOLATED, DOCKER_HOST = "HANDMESH_ALLOW_UNISOLATED", "DOCKER_HOST"
 OUTBOUND_ALLOW = "HANDMESH_OUTBOUND_ALLOW"
+PRICES_FILE = "HANDMESH_MODEL_PRICES_FILE"
 
 LOOK_EVERY = 0.05
 """Seconds between two looks at which parts are up, while a person waits."""
@@ -71,7 +72,11 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         ports=ports,
         log_level=options.log_level,
         environments_file=options.environments,
-        extra={"sandbox": _sandbox_variables(options), "vault_proxy": _handed_on(OUTBOUND_ALLOW)},
+        extra={
+            "sandbox": _sandbox_variables(options),
+            "vault_proxy": _handed_on(OUTBOUND_ALLOW),
+            "harness": {name: str(Path(file).absolute()) for name, file in _handed_on(PRICES_FILE).items()},
+        },
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pkgutil
 import random
 import socket
+import sys
 import time
 from os import getpid
 
@@ -19,6 +21,7 @@ from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
 from services.harness.ports import HarnessType, Ports
+from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
 from services.harness.server import HarnessServicer
 from services.harness.settings import Settings
@@ -34,8 +37,18 @@ def harness_types() -> dict[str, HarnessType]:
     return {name: importlib.import_module(f"{loops.__name__}.{name}").make() for name in names}
 
 
+def _prices(settings: Settings) -> Prices:
+    if settings.model_prices_file is None:
+        return BUILT_IN
+    try:
+        return with_prices(settings.model_prices_file.read_text())
+    except (OSError, UnicodeDecodeError, PricesError) as problem:
+        sys.exit(f"harness: {settings.model_prices_file}: {problem}")
+
+
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
+    prices = _prices(settings)
     session = SessionServiceStub(connect(settings.session_address, settings.tls_dir))
     model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
     ports = Ports(
@@ -44,6 +57,7 @@ async def run(settings: Settings) -> None:
         servers=RemoteServers(connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE)),
         now=time.time,
         jitter=random.random,
+        prices=prices,
         pictures=ProcessPictures(),
     )
     types = harness_types()
@@ -59,9 +73,13 @@ async def run(settings: Settings) -> None:
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")
     claims.start()
+    loading = asyncio.create_task(model.newest()) if settings.preload else None
     try:
         await until_signal()
     finally:
+        if loading is not None:
+            loading.cancel()
+            await asyncio.wait({loading})
         await claims.drain(DRAIN_SECONDS)
         await claims.close()
         await server.stop()

@@ -1,7 +1,7 @@
 """What is special about each model: the only place that names one. Pure.
 
-Prices are those of the model's maker in November 2026. An answer's cost is written into the log when it comes, so a
-later price changes no session that was.
+Prices are those of the model's maker in November 2026; an operator has others in a file (`prices`). An answer's cost is
+written into the log when it comes, so a later price changes no session that was.
 """
 
 from __future__ import annotations
@@ -42,27 +42,29 @@ class Profile:
     long_price: Price | None = None
 
 
-def _dollars(input: float, output: float, cache_creation: float, cache_read: float) -> Price:
+def dollars(input: float, output: float, cache_creation: float, cache_read: float) -> Price:
+    """Makes a price from US dollars for a million tokens."""
     return Price(*(round(dollars * 1_000_000) for dollars in (input, output, cache_creation, cache_read)))
 
 
 MODEL_PROFILES: dict[str, Profile] = {
-    "claude-fable-5-1": Profile(_dollars(10, 50, 12.50, 0.25)),
-    "claude-mythos-5-1": Profile(_dollars(10, 50, 12.50, 0.25)),
-    "claude-fable-5": Profile(_dollars(10, 50, 12.50, 1.00)),
-    "claude-mythos-5": Profile(_dollars(10, 50, 12.50, 1.00)),
-    "claude-opus-5-5": Profile(_dollars(4, 20, 5, 0.20)),
-    "claude-opus-5": Profile(_dollars(5, 25, 6.25, 0.50)),
-    "claude-opus-4-5": Profile(_dollars(5, 25, 6.25, 0.50)),
-    "claude-opus-4-6": Profile(_dollars(5, 25, 6.25, 0.50)),
-    "claude-opus-4-7": Profile(_dollars(5, 25, 6.25, 0.50)),
-    "claude-opus-4-8": Profile(_dollars(5, 25, 6.25, 0.50)),
-    "claude-sonnet-5-5": Profile(_dollars(2, 10, 2.50, 0.10)),
-    "claude-sonnet-5": Profile(_dollars(2, 10, 2.50, 0.20)),
-    "claude-sonnet-4-5": Profile(_dollars(3, 15, 3.75, 0.30)),
-    "claude-sonnet-4-6": Profile(_dollars(3, 15, 3.75, 0.30)),
-    "claude-haiku-5-5": Profile(_dollars(0.10, 0.50, 0.125, 0.01), 100_000, _dollars(0.50, 2.50, 0.625, 0.05)),
-    "claude-haiku-4-5": Profile(_dollars(1, 5, 1.25, 0.10)),
+    "claude-fable-5-2": Profile(dollars(8, 40, 10, 0.20)),
+    "claude-fable-5-1": Profile(dollars(10, 50, 12.50, 0.25)),
+    "claude-mythos-5-1": Profile(dollars(10, 50, 12.50, 0.25)),
+    "claude-fable-5": Profile(dollars(10, 50, 12.50, 1.00)),
+    "claude-mythos-5": Profile(dollars(10, 50, 12.50, 1.00)),
+    "claude-opus-5-5": Profile(dollars(4, 20, 5, 0.20)),
+    "claude-opus-5": Profile(dollars(5, 25, 6.25, 0.50)),
+    "claude-opus-4-5": Profile(dollars(5, 25, 6.25, 0.50)),
+    "claude-opus-4-6": Profile(dollars(5, 25, 6.25, 0.50)),
+    "claude-opus-4-7": Profile(dollars(5, 25, 6.25, 0.50)),
+    "claude-opus-4-8": Profile(dollars(5, 25, 6.25, 0.50)),
+    "claude-sonnet-5-5": Profile(dollars(2, 10, 2.50, 0.10)),
+    "claude-sonnet-5": Profile(dollars(2, 10, 2.50, 0.20)),
+    "claude-sonnet-4-5": Profile(dollars(3, 15, 3.75, 0.30)),
+    "claude-sonnet-4-6": Profile(dollars(3, 15, 3.75, 0.30)),
+    "claude-haiku-5-5": Profile(dollars(0.10, 0.50, 0.125, 0.01), 100_000, dollars(0.50, 2.50, 0.625, 0.05)),
+    "claude-haiku-4-5": Profile(dollars(1, 5, 1.25, 0.10)),
 }
 DEAREST = Price(
     *(
@@ -70,19 +72,3 @@ DEAREST = Price(
         for tokens in ("input", "output", "cache_creation", "cache_read")
     )
 )
-
-
-def profile_of(model: str) -> Profile | None:
-    """Returns a model's profile, or None when none is known. A dated name is its model's; a later version is not."""
-    name, _, date = model.rpartition("-")
-    return MODEL_PROFILES.get(name if len(date) == 8 and date.isdigit() else model)
-
-
-def cost_micros(model: str, usage: Usage) -> int | None:
-    """Returns what one answer costs, in millionths of a US dollar; None when the model's price is not known."""
-    profile = profile_of(model)
-    if profile is None:
-        return None
-    if profile.long_price is not None and usage.prompt > profile.long_prompt:
-        return profile.long_price.of(usage)
-    return profile.price.of(usage)

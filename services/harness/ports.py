@@ -9,6 +9,7 @@ from typing import Protocol
 from handmesh.session.v1.event_pb2 import Event, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
+from services.harness.prices import BUILT_IN, Prices
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,7 @@ class Ports:
     servers: Servers
     now: Callable[[], float]
     jitter: Callable[[], float]
+    prices: Prices = BUILT_IN
     pictures: Pictures | None = None  # without any, the model is told of an image that is too big
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, address, addresses, path, setting, url, whole
+from services.kit.settings import REQUIRED, Mesh, address, addresses, existing, flag, path, setting, url, whole
 
 
 @dataclass(frozen=True)
@@ -22,4 +22,16 @@ class Settings(Mesh):
     vault_proxy_address: str = setting("HANDMESH_VAULT_PROXY_ADDRESS", address, REQUIRED, "Where the vault proxy is.")
     model_key_file: Path | None = setting("HANDMESH_MODEL_KEY_FILE", path, None, "File with the model's API key.")
     model_base_url: str | None = setting("HANDMESH_MODEL_BASE_URL", url, None, "Another endpoint of the model's API.")
+    preload: bool = setting(
+        "HANDMESH_MODEL_PRELOAD",
+        flag,
+        False,
+        "Load the model's library at the start: the first answer comes a second sooner, for 55 MB of an idle harness.",
+    )
+    model_prices_file: Path | None = setting(
+        "HANDMESH_MODEL_PRICES_FILE",
+        existing,
+        None,
+        "TOML file of models' prices, before the built-in ones.",
+    )
     capacity: int = setting("HANDMESH_CAPACITY", whole, 100, "Most sessions that this harness works on at once.")

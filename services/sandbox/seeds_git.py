@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import shutil
-import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,13 @@ from pathlib import Path
 from services.kit.errors import Unavailable
 from services.kit.logs import Log
 from services.kit.origin import check_addresses
+from services.sandbox import programs
 from services.sandbox import seeds_rules as rules
+from services.sandbox.programs import Ended, Look, SaidTooMuch, Take
 from services.sandbox.seeds_rules import Remote
 
 RESOLVE_SECONDS = 10.0
 ANSWER_SECONDS = 30.0  # for what a remote is asked, other than to send its objects
-_LOOK_SECONDS = 0.2  # between two looks at how large a folder has become
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _log = Log("services.sandbox.seeds_git")
 
@@ -63,7 +64,7 @@ class Git:
         """Runs a command in a repository of ours. Raises Unavailable when it fails."""
         code, said = await self._run(None, (), ["-C", str(folder), *arguments], seconds)
         if code:
-            raise Unavailable("BACKEND_UNAVAILABLE", f"git {arguments[0]} failed; see the service's log")
+            raise Unavailable("BACKEND_UNAVAILABLE", f"git {arguments[0]} failed or took too long; see the log")
         return said
 
     async def has(self, folder: Path, commit: str) -> bool:
@@ -96,24 +97,21 @@ class Git:
 
     async def sizes(self, folder: Path, commit: str, most_bytes: int, most_files: int) -> None:
         """Raises TooLarge when a commit's tree is larger than it may be: a small pack can hold a huge tree."""
-        listing = ["-C", str(folder), "ls-tree", "-r", "-z", "--long", "--full-tree", commit]
-        process = await self._start(None, (), listing)
         total = files = 0
         rest = b""
-        try:
-            assert process.stdout is not None
-            async with asyncio.timeout(ANSWER_SECONDS):
-                while part := await process.stdout.read(1 << 16):
-                    *rows, rest = (rest + part).split(b"\0")
-                    for row in rows:
-                        size = row.split(b"\t", 1)[0].split()[-1]
-                        total, files = total + (int(size) if size.isdigit() else 0), files + 1
-                    if total > most_bytes or files > most_files:
-                        raise TooLarge
-        except TimeoutError:
-            raise TooLarge from None
-        finally:
-            await _end(process)
+
+        def count(part: bytes) -> None:
+            nonlocal total, files, rest
+            *rows, rest = (rest + part).split(b"\0")
+            for row in rows:
+                size = row.split(b"\t", 1)[0].split()[-1]
+                total, files = total + (int(size) if size.isdigit() else 0), files + 1
+            if total > most_bytes or files > most_files:
+                raise TooLarge
+
+        listing = ["-C", str(folder), "ls-tree", "-r", "-z", "--long", "--full-tree", commit]
+        if (await self._end(None, (), listing, ANSWER_SECONDS, take=count)).code is None:
+            raise TooLarge
 
     async def _addresses(self, remote: Remote) -> Sequence[str]:
         if remote.origin is None:
@@ -133,42 +131,34 @@ class Git:
         seconds: float = ANSWER_SECONDS,
         watched: Watched | None = None,
     ) -> tuple[int, bytes]:
-        process = await self._start(remote, addresses, arguments)
-        reading = asyncio.create_task(process.communicate())
+        """Runs git; what takes too long or says too much has failed. Raises TooLarge."""
+        look = None if watched is None else functools.partial(_look, watched)
         try:
-            async with asyncio.timeout(seconds):
-                while not (await asyncio.wait([reading], timeout=_LOOK_SECONDS))[0]:
-                    await _look(watched)
-            said, complaint = reading.result()
-            code = process.returncode or 0
-        except TimeoutError:
-            code, said, complaint = 1, b"", b"it took too long"
-        finally:
-            await _end(process)
-            await asyncio.gather(reading, return_exceptions=True)
-        await _look(watched)
-        if code:
-            shown = complaint[-500:].decode("utf-8", "replace")
-            _log.warning("git failed", command=_command(arguments), code=code, said=shown)
-        return code, said
+            ended = await self._end(remote, addresses, arguments, seconds, look=look)
+        except SaidTooMuch:
+            ended = Ended(None, b"", b"it said too much")
+        if watched is not None:
+            await _look(watched)
+        if ended.code:
+            _log.warning("git failed", command=_command(arguments), code=ended.code, said=_shown(ended))
+        elif ended.code is None:
+            _log.warning("git was killed", command=_command(arguments), seconds=seconds, said=_shown(ended))
+        return 1 if ended.code is None else ended.code, ended.said
 
-    async def _start(
-        self, remote: Remote | None, addresses: Sequence[str], arguments: Sequence[str]
-    ) -> asyncio.subprocess.Process:
+    async def _end(
+        self,
+        remote: Remote | None,
+        addresses: Sequence[str],
+        arguments: Sequence[str],
+        seconds: float,
+        take: Take | None = None,
+        look: Look | None = None,
+    ) -> Ended:
         program = shutil.which("git", path=_PATH)
         if program is None:
             raise Unavailable("BACKEND_UNAVAILABLE", "git is not installed on the machine of the sandbox service")
-        return await asyncio.create_subprocess_exec(
-            program,
-            *rules.options(remote, addresses),
-            *arguments,
-            env=dict(rules.environment(remote, _PATH, self._ca_file)),
-            cwd="/",
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        command = [program, *rules.options(remote, addresses), *arguments]
+        return await programs.run(command, rules.environment(remote, _PATH, self._ca_file), seconds, take, look)
 
 
 def unreachable() -> Unavailable:
@@ -180,18 +170,14 @@ def unreachable() -> Unavailable:
     )
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kills git with all that it has started, and waits for it."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()
-
-
-async def _look(watched: Watched | None) -> None:
+async def _look(watched: Watched) -> None:
     """Raises TooLarge."""
-    if watched is not None and await asyncio.to_thread(disk, watched.folder) > watched.most:
+    if await asyncio.to_thread(disk, watched.folder) > watched.most:
         raise TooLarge
+
+
+def _shown(ended: Ended) -> str:
+    return ended.complaint[-500:].decode("utf-8", "replace")
 
 
 def _command(arguments: Sequence[str]) -> str:

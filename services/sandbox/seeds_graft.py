@@ -1,5 +1,5 @@
-"""Mounts a seed into a sandbox that runs, as a program of its own: `python -I -S seeds_graft.py '<JSON>'`. Standard
-library only.
+"""Mounts a seed into a sandbox that runs, as a program of its own: `python -I -S seeds_graft.py`. Standard library
+only. What to do comes on its standard input:
 
     {"pid": 4711, "anchor": "/workspace", "path": "/workspace/app", "lower": "/var/lib/.../tree"}
 
@@ -52,8 +52,11 @@ class _Attributes(ctypes.Structure):
 
 
 def main() -> int:
-    """Does it, and returns the exit code."""
-    told = json.loads(sys.argv[1])
+    """Does it, and returns the exit code. Told nothing, it does nothing."""
+    said = sys.stdin.buffer.read()
+    if not said:
+        return UNABLE
+    told = json.loads(said)
     try:
         _graft(told["pid"], PurePosixPath(told["anchor"]), PurePosixPath(told["path"]), told["lower"])
     except Taken:

@@ -8,9 +8,10 @@ Three things hold a session that needs a harness:
 
 A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
 claim ends and the log needs nobody. The log is read once more after that: what was appended meanwhile is seen then, and
-what is appended later queues the session again. When this process dies its items come back by themselves, and whoever
-takes one asks the other replicas first whether the harness is with them by now (`holders.py`). What it should have
-queued and has not, in the moment between an append or a removal and the queue, others find: `Upkeep` reminds of it.
+what is appended later queues the session again. When this process dies, the replica that its harnesses come to inherits
+the items of what they work on. The other items come back by themselves, and whoever takes one asks the other replicas
+first whether a harness is with them by now (`holders.py`). What it should have queued and has not, in the moment
+between an append or a removal and the queue, others find: `Upkeep` reminds of it.
 
 A few lines longer than a module should be: who has a session is decided in one place.
 """
@@ -223,19 +224,19 @@ class Claims:
         state = await self._state(session_id)
         if state is None or state.ended:
             return
-        old = self._by_session.get(session_id)
-        if old is not None and old.stream.instance != stream.instance:
-            return
-        item = old.item if old is not None else await self._taken_over(session_id, stream.instance)
+        item = None
+        if session_id not in self._by_session:
+            if await self._holders.claim(session_id, stream.instance) not in (None, stream.instance):
+                return
+            item = await self._queue.inherit(state.harness, session_id)
         old = self._by_session.get(session_id)
         if old is not None:
+            if old.stream.instance != stream.instance:
+                return
             self._unbind(old)
             self._ended[old.claim_id] = None
+            item = item or old.item
         self._register(Claim(session_id, state.harness, state.head, item, stream))
-
-    async def _taken_over(self, session_id: str, instance: str) -> WorkItem | None:
-        handle = await self._holders.claim(session_id, instance)
-        return self._queue.adopt(session_id, handle) if handle else None
 
     def _answer(self, word: Word) -> str | None:
         """Answers another replica (see `Holders`)."""
@@ -243,12 +244,12 @@ class Claims:
         if word.kind == "who":
             if claim is not None and word.handle:
                 claim.item = self._queue.adopt(word.session_id, word.handle)
-            return None if claim is None else ""
-        claim = claim or self._left.get(word.session_id)
-        if claim is None or claim.stream.instance != word.instance:
-            return None
-        self._unbind(claim)
-        return "" if claim.item is None else claim.item.handle
+        else:
+            for mine in (claim, self._left.get(word.session_id)):
+                if mine is not None and mine.stream.instance == word.instance:
+                    self._unbind(mine)
+                    return word.instance
+        return None if claim is None else claim.stream.instance
 
     def _register(self, claim: Claim) -> None:
         self._claims[claim.claim_id] = self._by_session[claim.session_id] = claim

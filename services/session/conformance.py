@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from services.kit import ids
-from services.session.log import BATCH_SPAN, MAX_STORED_BYTES, Stop, Store, StoredBatch, TakenError, WorkItem
+from services.session import queue_conformance
+from services.session.log import BATCH_SPAN, MAX_STORED_BYTES, Stop, Store, StoredBatch, TakenError
+from services.session.queue_conformance import _harness, _take
 
 Make = Callable[[], AbstractAsyncContextManager[Store]]
 ENOUGH = 64 * 1024 * 1024
@@ -289,6 +291,28 @@ async def queue_05_loses_nothing_with_a_taker(store: Store) -> None:
         await item.done()
 
 
+async def queue_06_lets_the_item_of_a_dead_holder_be_inherited(store: Store) -> None:
+    """An item that somebody has taken can be held, given back and removed by another; one that waits cannot."""
+    harness, session = _harness(), ids.mint("sess")
+    assert await store.queue.inherit(harness, session) is None
+    await store.queue.put(harness, session)
+    assert await store.queue.inherit(harness, session) is None
+    await _take(store, harness)
+    inherited = await store.queue.inherit(harness, session)
+    assert inherited is not None and inherited.session_id == session
+    await inherited.hold()
+    assert await store.queue.take(harness, 0.2) is None
+    await inherited.back()
+    item = await _take(store, harness)
+    assert item.session_id == session and item.again
+    inherited = await store.queue.inherit(harness, session)
+    assert inherited is not None
+    await inherited.done()
+    assert await store.queue.inherit(harness, session) is None
+    assert await store.queue.put(harness, session)
+    await (await _take(store, harness)).done()
+
+
 async def wire_01_reaches_everybody_who_listens(store: Store) -> None:
     """What is sent reaches all who listen to the topic and key, in order, and nobody else."""
     key = ids.mint("sess")
@@ -349,21 +373,11 @@ class _Ear:
         return
 
 
-def _harness() -> str:
-    return ids.mint("type")
-
-
-async def _take(store: Store, harness: str) -> WorkItem:
-    item = await store.queue.take(harness, 10.0)
-    assert item is not None, "nothing came"
-    return item
-
-
 Check = Callable[[Store], Awaitable[None]]
 
 CHECKS: list[Check] = [
     value
-    for name, value in sorted(globals().items())
+    for name, value in sorted({**vars(queue_conformance), **globals()}.items())
     if name.startswith(("log_", "registry_", "queue_", "wire_")) and callable(value)
 ]
 

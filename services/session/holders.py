@@ -1,7 +1,8 @@
 """Which replica's harness has a session: asked on the wire, for a claim is kept in one process only.
 
     who has it?     whoever's harness is at work on the session says so, and takes the queue's item, if one was found
-    it is mine      a harness has come to another replica: whoever has the item of its claim gives it
+    it is mine      a harness has come to another replica: whoever has its claim lets go of it; whoever has another
+                    harness's says so
     it is free      whoever takes the item need not ask
 
 Nobody waits longer than `ANSWER_SECONDS`: a replica that is stopped or cut off has nothing.
@@ -34,7 +35,7 @@ class Word:
 
 
 class Holders:
-    """This replica's ear and mouth. `answer` is asked what others ask; None means: nothing to do with me."""
+    """This replica's ear and mouth. `answer` is asked what others ask: which harness is at work here, or None."""
 
     def __init__(self, wire: Wire, answer: Callable[[Word], str | None]) -> None:
         self._wire = wire
@@ -62,8 +63,9 @@ class Holders:
         return await self._ask(Word("who", session_id, self._me, handle)) is not None
 
     async def claim(self, session_id: str, instance: str) -> str | None:
-        """Says that a harness is here now; returns the handle of its claim's item, if another replica has it."""
-        return await self._ask(Word("mine", session_id, self._me, instance=instance)) or None
+        """Says that a harness is here now. Returns the harness whose claim another replica had: this one, which then is
+        no more, or one that has the session meanwhile."""
+        return await self._ask(Word("mine", session_id, self._me, instance=instance))
 
     async def free(self, session_id: str) -> None:
         """Says that nobody has the session any more."""
@@ -94,8 +96,9 @@ class Holders:
             self._free[word.session_id] = None
         elif word.kind == "answer":
             if waiting is not None and not waiting.done():
-                waiting.set_result(word.handle)
-        elif word.replica != self._me and (handle := self._answer(word)) is not None:
-            task = asyncio.create_task(self._say(word.replica, Word("answer", word.session_id, self._me, handle)))
+                waiting.set_result(word.instance)
+        elif word.replica != self._me and (instance := self._answer(word)) is not None:
+            answer = Word("answer", word.session_id, self._me, instance=instance)
+            task = asyncio.create_task(self._say(word.replica, answer))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)

@@ -26,7 +26,7 @@ from services.session.writer import Writer
 FIRST_SECONDS = 1.0  # after the start: a process that died may have left something
 EVERY_SECONDS = 60 * 60.0
 DOOMED_SECONDS = 10.0  # between two looks for deletions that broke off
-FORGOTTEN_SECONDS = 10.0  # between two looks for sessions that nobody was told of
+FORGOTTEN_SECONDS = 5.0  # between two looks for sessions that nobody was told of
 AT_ONCE = 16  # sessions that may be forgotten and are looked at together
 UNMADE_SECONDS = 60 * 60  # after which a fork or an import that broke off is deleted
 PAUSE_SECONDS = 0.05  # between two sessions

@@ -16,6 +16,7 @@ from services.vault_proxy.audit import Audit
 from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
+from services.vault_proxy.renewal import Renewal
 from services.vault_proxy.server import NAME, VaultProxy
 from services.vault_proxy.settings import Settings
 from services.vault_proxy.tools import Tools
@@ -35,13 +36,16 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     session = SessionServiceStub(channel)
     store = stores.make(settings)
     vaults = Vaults(store, now)
-    wallet = Wallet(store, Credentials(store, now))
+    credentials, audit = Credentials(store, now), Audit(session)
+    renewal = Renewal(store, credentials, audit, time.time, settings.outbound_allow, settings.outbound_ca_file)
+    wallet = Wallet(store, credentials, renewal)
     limits = Limits(settings.connect_seconds, settings.idle_seconds)
     connections = Connections(wallet, limits, settings.outbound_allow, settings.outbound_ca_file)
-    executions, audit = Executions(settings.call_seconds), Audit(session)
+    executions = Executions(settings.call_seconds)
     tools = Tools(connections, executions, audit)
 
     def revoked(session_id: str, below_epoch: int) -> None:
+        store.forget(session_id, below_epoch)
         if below_epoch == 0:  # the session has ended; a newer epoch takes over what runs
             tools.end_session(session_id)
 
@@ -49,7 +53,9 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     server = serving.Server(settings)
     add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults), server.grpc)
     async with asyncio.TaskGroup() as tasks:
-        behind = [tasks.create_task(each) for each in (grants.watch(), audit.tell(), connections.keep_tidy())]
+        behind = [
+            tasks.create_task(each) for each in (grants.watch(), store.keep(), audit.tell(), connections.keep_tidy())
+        ]
         try:
             await server.start(NAME)
             yield server
@@ -57,6 +63,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             await server.stop()
             await executions.close()
             await connections.close()
+            await renewal.close()
             await audit.flush()
             for task in behind:
                 task.cancel()

@@ -18,6 +18,7 @@ from services.kit.origin import Origin, UrlRefused, origin_of
 from services.vault_proxy import trail
 from services.vault_proxy.core import kinds
 from services.vault_proxy.core.kinds import Draft
+from services.vault_proxy.core.renewal import CLEARED
 from services.vault_proxy.ports import CredentialStore, Document
 
 MOST_CREDENTIALS = 20  # of one vault that are not archived
@@ -133,8 +134,7 @@ class Credentials:
             kinds.checked(Draft(draft.kind, draft.secrets, facts), str(old.origin or ""))
             version = await self._store.write(_secret_path(tenant, old), secret, 0)
         else:
-            ended = {"revoked": None, "renewing_until": None, "renewing": None, "renew_after": None, "renewed": None}
-            version = await self._store.patch(_secret_path(tenant, old), {**secret, **ended}, old.version)
+            version = await self._store.patch(_secret_path(tenant, old), {**secret, **CLEARED}, old.version)
         await self._tell(tenant, new, lambda now: replace(new, name=now.name))
         return replace(new, version=version)
 

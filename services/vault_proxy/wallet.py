@@ -10,8 +10,9 @@ from services.kit.origin import Origin, UrlRefused, origin_of
 from services.vault_proxy import trail
 from services.vault_proxy.core import kinds
 from services.vault_proxy.credentials import Credential, Credentials
-from services.vault_proxy.grants import Access
+from services.vault_proxy.grants import Access, read_secret
 from services.vault_proxy.ports import CredentialStore, Document, Fields
+from services.vault_proxy.renewal import Renewal
 from services.vault_proxy.secret import Secret
 
 _log = Log("services.vault_proxy.wallet")
@@ -32,26 +33,33 @@ class Usable:
 class Wallet:
     """Reads secrets for sessions."""
 
-    def __init__(self, store: CredentialStore, credentials: Credentials) -> None:
+    def __init__(self, store: CredentialStore, credentials: Credentials, renewal: Renewal) -> None:
         self._store = store
         self._credentials = credentials
+        self._renewal = renewal
 
-    async def find(self, access: Access, origin: Origin) -> Usable | None:
-        """Returns the credential for an MCP server's origin: of the first vault that has one, the oldest; or None."""
+    async def find(self, access: Access, origin: Origin, refused: Secret[str] | None = None) -> Usable | None:
+        """Returns the credential for an MCP server's origin: of the first vault that has one, the oldest; or None.
+
+        `refused` is a value that the server has just refused: then an access that can be renewed is.
+        Raises Refused (`CREDENTIAL_REVOKED`), or Unavailable (`CREDENTIAL_REFRESH_FAILED`, `VAULT_UNAVAILABLE`).
+        """
         for vault_id in access.vault_ids:
             if not ids.MINTED.fullmatch(vault_id):
                 _log.warning("a session names a vault that cannot be", vault_id=vault_id[:40])
                 continue
             for credential in await self._credentials.all_of(access.tenant, vault_id, versions=False):
                 if credential.origin == origin and credential.kind in kinds.FOR_MCP:
-                    found = _usable(credential, await self._read(access, credential))
+                    found = _usable(credential, await self._read(access, credential, refused))
                     if found is not None:
                         return found
         return None
 
-    async def _read(self, access: Access, credential: Credential) -> Document | None:
+    async def _read(self, access: Access, credential: Credential, refused: Secret[str] | None) -> Document | None:
+        if credential.kind == kinds.MCP_OAUTH:
+            return await self._renewal.fresh(access, credential, refused)
         path = trail.secret(access.tenant, credential.vault_id, credential.credential_id)
-        return await self._store.read(path)
+        return await read_secret(self._store, access, path)
 
 
 def _usable(credential: Credential, document: Document | None) -> Usable | None:

@@ -114,6 +114,15 @@ class Peer(
         session.status = session_pb2.SESSION_STATUS_IDLE
         session.last_position = len(self.events(session_id))
         session.create_time.FromSeconds(1_700_000_000)
+        log = self.events(session_id)
+        for reply in (event.model_replied for event in log if event.HasField("model_replied")):
+            session.usage.input_tokens += reply.usage.input_tokens
+            session.cost_micros += reply.cost_micros
+        session.turns = sum(event.HasField("turn_ended") for event in log)
+        marks = [event for event in log if event.WhichOneof("kind") in ("budget_reached", "config_changed")]
+        if marks and marks[-1].HasField("budget_reached"):
+            session.status = session_pb2.SESSION_STATUS_PAUSED
+            session.paused_budget = marks[-1].budget_reached.budget
         return session
 
     def CreateSession(self, request, context):
@@ -129,6 +138,12 @@ class Peer(
 
     def GetSession(self, request, context):
         return session_pb2.GetSessionResponse(session=self._session(self._known(request.session_id, context)))
+
+    def UpdateSession(self, request, context):
+        session_id = self._known(request.session_id, context)
+        self.configs[session_id] = request.config
+        self.append(session_id, "session", config_changed=event_pb2.ConfigChanged(config=request.config))
+        return session_pb2.UpdateSessionResponse(session=self._session(session_id))
 
     def ListSessions(self, request, context):
         self._known("", context)

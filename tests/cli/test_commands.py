@@ -25,7 +25,7 @@ def test_sessions_are_a_table(peer: Peer, handmesh: Command) -> None:
     result = handmesh("sessions")
     lines = result.stdout.splitlines()
     assert result.exit_code == 0
-    assert lines[0].split() == ["session", "status", "began", "turns", "events", "tokens", "title"]
+    assert lines[0].split() == ["session", "status", "began", "turns", "events", "tokens", "cost", "title"]
     assert [line.split()[0] for line in lines[1:]] == sorted(peer.items, reverse=True)
     assert lines[1].endswith("title 4 \\x1b[31m")
 
@@ -175,7 +175,20 @@ def test_help_teaches(handmesh: Command) -> None:
     """The help shows examples as they are typed, one a line, and every command has a line."""
     text = handmesh("--help").stdout
     assert '\n    handmesh run "list the files"' in text
-    for command in ("up", "down", "run", "sessions", "events", "send", "interrupt", "wake", "end", "key", "doctor"):
+    for command in (
+        "up",
+        "down",
+        "run",
+        "sessions",
+        "events",
+        "send",
+        "interrupt",
+        "wake",
+        "raise",
+        "end",
+        "key",
+        "doctor",
+    ):
         assert f"\n  {command} " in text
     assert "124 --timeout" in handmesh("run", "--help").stdout
     assert "\n    handmesh events ID --last 5 " in handmesh("events", "--help").stdout

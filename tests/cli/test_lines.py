@@ -55,6 +55,8 @@ def test_the_important_kinds_read_well() -> None:
         {"type": "tool_use", "id": "t1", "name": "bash", "input": {"command": "ls -la"}},
     ]
     reply = event_pb2.ModelReplied(content_json=json.dumps(blocks), stop_reason="tool_use")
+    used = event_pb2.TokenUsage(input_tokens=1_000, output_tokens=234)
+    reached = event_pb2.BudgetReached(budget="max_cost_micros", limit=2_000_000, used=2_500_000)
     result = tool_pb2.ToolResult(output="no such file\n", outcome=tool_pb2.TOOL_OUTCOME_TOOL_ERROR, exit_code=2)
     assert [
         content_of(
@@ -64,12 +66,18 @@ def test_the_important_kinds_read_well() -> None:
         content_of(event_pb2.Event(tool_finished=event_pb2.ToolFinished(tool_use_id="t1", result=result))),
         content_of(event_pb2.Event(turn_ended=event_pb2.TurnEnded(reason=event_pb2.TURN_END_REASON_DONE))),
         content_of(event_pb2.Event(harness_woke=event_pb2.HarnessWoke(harness="messages", instance="a"))),
+        content_of(event_pb2.Event(turn_ended=event_pb2.TurnEnded(reason=1, usage=used, cost_micros=12_345))),
+        content_of(event_pb2.Event(model_replied=event_pb2.ModelReplied(stop_reason="end_turn", usage=used))),
+        content_of(event_pb2.Event(budget_reached=reached)),
     ] == [
         "hi",
         "I look. → bash: ls -la [tool_use]",
         "t1 (tool error, exit 2): no such file",
         "done",
         "harness=messages, instance=a",
+        "done, 1,234 tokens, $0.0123",
+        "[end_turn, 1,234 tokens, no known price]",
+        "cost: 2.5 of 2 US dollars are used",
     ]
 
 

@@ -127,7 +127,7 @@ def test_only_who_says_so_gets_no_isolation(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("HANDMESH_ALLOW_UNISOLATED", raising=False)
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     off, on = upkeep.UpOptions(9000), upkeep.UpOptions(9000, allow_unisolated=True)
-    assert upkeep.settings_of(tmp_path, off).extra == {"sandbox": {}, "vault_proxy": {}}
+    assert upkeep.settings_of(tmp_path, off).extra == {"sandbox": {}, "vault_proxy": {}, "harness": {}}
     assert upkeep.settings_of(tmp_path, on).extra["sandbox"] == {"HANDMESH_ALLOW_UNISOLATED": "1"}
     monkeypatch.setenv("HANDMESH_ALLOW_UNISOLATED", "1")
     monkeypatch.setenv("DOCKER_HOST", "unix:///run/user/1000/docker.sock")

@@ -74,7 +74,7 @@ async def test_a_silent_call_is_left_alone(run: Run) -> None:
         watches = [stub.WatchEvents(request, metadata=link.metadata) for stub in stubs]
         assert [[each.position for each in (await watch.read()).events] for watch in watches] == [[1], [1]]
         await asyncio.sleep(SILENT_SECONDS)
-        await service.emit(session, note("at last"))
+        await service.emit(session, note("at_last"))
         assert [[each.position for each in (await watch.read()).events] for watch in watches] == [[2], [2]]
         for watch in watches:
             watch.cancel()

@@ -7,6 +7,7 @@ import os
 import signal
 import statistics
 import time
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,11 @@ async def busy(world: Brains, client: Client, what: str) -> Seen:
     else:
         await seen.until(lambda: seen.text)
     return seen
+
+
+def loaded(pid: int) -> bool:
+    """Tells whether a process has the model's library, by the part of it that is a shared object."""
+    return "pydantic_core" in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("what", ["tool", "model"])
@@ -165,6 +171,15 @@ async def test_a_session_replica_that_sleeps_too_long(world: Brains, client: Cli
     await again.kind("turn_ended", 3)
     assert [len(it.result.output.split()) for it in again.only("tool_finished")] == [1, 2, 3]
     await again.close()
+
+
+async def test_a_harness_that_stands_by(world: Brains) -> None:
+    """HANDMESH_MODEL_PRELOAD loads the model's library before it is asked; else an idle harness is small."""
+    small, ready = await world.harness(), await world.harness(HANDMESH_MODEL_PRELOAD="1")
+    async with asyncio.timeout(60):
+        while not loaded(ready):
+            await asyncio.sleep(0.05)
+    assert not loaded(small)
 
 
 async def test_a_wake_by_hand_takes_nothing_over(world: Brains, client: Client) -> None:

@@ -10,11 +10,13 @@ from tests.golden.answers import CALL, answer, text
 from tests.golden.recording import BASH, Recording, Scenario
 from tests.support.harness_ports import said
 
+PRICED = "claude-sonnet-4-5"
+
 
 async def _raised(**limit: int) -> Recording:
     """A turn of two calls and a second turn, under a budget that is raised whenever it is reached."""
     (name,) = limit
-    log = Recording(SessionConfig(budgets=Budgets(**limit)))
+    log = Recording(SessionConfig(model=PRICED, budgets=Budgets(**limit)))
     first = [answer(CALL, stop="tool_use"), answer({**CALL, "id": "t2"}, stop="tool_use"), answer(text("done"))]
     await _raising(log, name, limit[name], first)
     await log.say("again")
@@ -28,7 +30,7 @@ async def _raising(log: Recording, name: str, limit: int, answers: list[Answer])
     await log.run(*answers)
     while log.kinds()[-1] == "budget_reached":
         limit += limit
-        await log.configure(SessionConfig(budgets=Budgets(**{name: limit})))
+        await log.configure(SessionConfig(model=PRICED, budgets=Budgets(**{name: limit})))
         await log.run(*answers[log.kinds().count("model_replied") - before :])
 
 
@@ -63,6 +65,16 @@ async def a_pause_raised_too_little() -> Recording:
     return log
 
 
+async def no_price() -> Recording:
+    config = SessionConfig(model="claude-nobody-1", budgets=Budgets(max_cost_micros=10_000))
+    log = Recording(config)
+    await log.run(said())
+    config.model = PRICED
+    await log.configure(config)
+    await log.say("next", answer(text("done")))
+    return log
+
+
 SCENARIOS: dict[str, Scenario] = {
     "budget_turns": functools.partial(_raised, max_turns=1),
     "budget_tokens": functools.partial(_raised, max_tokens=12_000),
@@ -70,6 +82,7 @@ SCENARIOS: dict[str, Scenario] = {
     "budget_tool_calls": functools.partial(_raised, max_tool_calls=1),
     "budget_model_calls": functools.partial(_raised, max_model_calls_per_turn=1),
     "budget_wall_time": wall_time,
+    "no_price": no_price,
     "a_pause_that_is_interrupted": a_pause_that_is_interrupted,
     "a_pause_raised_too_little": a_pause_raised_too_little,
 }

@@ -19,6 +19,7 @@ from services.sandbox.environments import Environments
 from services.sandbox.hand import Hand, HandSettings, Labels, Limits, Order, Recipe, Result
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 from services.sandbox.seeds import Seeds
+from services.sandbox.seeds_mount import Mounter
 from services.sandbox.seeds_pins import Pin
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.seeds_rules import Repository
@@ -87,13 +88,13 @@ async def stand(
 ) -> AsyncIterator[Stand]:
     """A stand whose sandboxes are released at the end; one is of a machine that cannot mount."""
 
-    async def unable(pid: int, path: str, tree: Path) -> bool:
+    async def unable(_: Mounter, pid: int, path: str, tree: Path) -> bool:
         return False
 
     monkeypatch.setattr("services.sandbox.seeds_copy.PIECE_BYTES", 1 << 20)
     backend, _, copied = request.param.partition(", ")
     if copied:
-        monkeypatch.setattr("services.sandbox.hands.bubblewrap.place.mount", unable)
+        monkeypatch.setattr(Mounter, "mount", unable)
     it = Stand(backend, tmp_path)
     yield it
     for sandbox_id in it.made:

@@ -190,27 +190,61 @@ async def test_a_harness_that_comes_from_a_replica_that_goes(run: Run, kind: str
         await moved.close()
 
 
+async def killed_at_work(run: Run, kind: str) -> str:
+    """Returns a session whose harness works on, and whose replica is gone with a claim that nobody gave back."""
+    async with run() as one:
+        session = await make(one, kind, message())
+        first = Harness(one, kind, instance="first")
+        await first.offer()
+        one.parts.claims._left.clear()
+        one.parts.claims._claims.clear()
+        one.parts.claims._by_session.clear()
+        for stream in one.parts.claims._streams:
+            stream.claims.clear()
+        await first.close()
+    return session
+
+
+@pytest.mark.nats
+async def test_a_message_after_a_replica_was_killed(run: Run, kind: str) -> None:
+    """The replica that the harness comes to has the dead one's item: what is said after the turn is offered at once,
+    and not when the queue gives up on the dead."""
+    session = await killed_at_work(run, kind)
+    async with run() as two, harness(two, kind, working=(session,), instance="first") as moved:
+        offer = await moved.offer()
+        await settle(two, session)
+        assert not await moved.release(offer)
+        await two.emit(session, message("more"))
+        async with asyncio.timeout(HOLD_SECONDS / 2):
+            assert (await moved.offer()).session_id == session
+
+
+@pytest.mark.nats
+async def test_an_item_is_not_inherited_from_the_living(run: Run, kind: str) -> None:
+    """A harness that was away too long comes to another replica than its successor's: it gets no claim there, and
+    takes none from the successor."""
+    session = await killed_at_work(run, kind)
+    async with run() as two, run() as three, harness(three, kind, instance="second") as successor:
+        offer = await successor.offer()
+        async with harness(two, kind, 5, working=(session,), instance="first") as sleeper:
+            await sleeper.nothing()
+            assert session not in two.parts.claims._by_session
+            await settle(three, session)
+            assert not await successor.release(offer)
+
+
 @pytest.mark.nats
 async def test_an_item_that_comes_back_at_the_wrong_replica(run: Run, kind: str) -> None:
     """A replica was killed: whoever gets the item that nobody holds gives it to the replica that has the harness."""
-    async with run() as two, run() as three:
-        async with run() as one:
-            session = await make(one, kind, message())
-            first = Harness(one, kind, instance="first")
-            await first.offer()
-            one.parts.claims._left.clear()
-            one.parts.claims._claims.clear()
-            one.parts.claims._by_session.clear()
-            for stream in one.parts.claims._streams:
-                stream.claims.clear()
-            await first.close()
-        async with harness(two, kind, working=(session,), instance="first") as moved:
-            offer = await moved.offer()
-            async with harness(three, kind, 5) as other:
-                await asyncio.sleep(HOLD_SECONDS + 0.5)
-                await other.nothing()
-                claim = two.parts.claims._claims[offer.claim_id]
-                assert claim.item is not None
+    session = await killed_at_work(run, kind)
+    async with run() as two, run() as three, harness(two, kind, working=(session,), instance="first") as moved:
+        offer = await moved.offer()
+        two.parts.claims._claims[offer.claim_id].item = None  # as if NATS had not answered
+        async with harness(three, kind, 5) as other:
+            await asyncio.sleep(HOLD_SECONDS + 0.5)
+            await other.nothing()
+            claim = two.parts.claims._claims[offer.claim_id]
+            assert claim.item is not None
 
 
 async def test_many_that_wake_at_once(service: Service, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

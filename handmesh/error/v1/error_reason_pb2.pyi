@@ -154,6 +154,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events only. The model's answer cannot be taken into the log: a tool
     call's id came twice, or the answer is out of proportion.
     """
+    ERROR_REASON_MODEL_PRICE_UNKNOWN: _ErrorReason.ValueType  # 96
+    """In events only. The session has a limit of cost, and the price of its
+    model is not known: the model was not asked.
+    """
     ERROR_REASON_ENVIRONMENT_UNKNOWN: _ErrorReason.ValueType  # 47
     """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""
     ERROR_REASON_RESOURCE_INVALID: _ErrorReason.ValueType  # 48
@@ -381,6 +385,10 @@ ERROR_REASON_CONTEXT_FULL: ErrorReason.ValueType  # 46
 ERROR_REASON_MODEL_ANSWER_INVALID: ErrorReason.ValueType  # 85
 """In events only. The model's answer cannot be taken into the log: a tool
 call's id came twice, or the answer is out of proportion.
+"""
+ERROR_REASON_MODEL_PRICE_UNKNOWN: ErrorReason.ValueType  # 96
+"""In events only. The session has a limit of cost, and the price of its
+model is not known: the model was not asked.
 """
 ERROR_REASON_ENVIRONMENT_UNKNOWN: ErrorReason.ValueType  # 47
 """`INVALID_ARGUMENT`. No recipe of that name. Metadata: `environment`."""

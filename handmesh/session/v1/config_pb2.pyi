@@ -378,8 +378,9 @@ class Budgets(message.Message):
     max_tokens: builtins.int
     """Tokens of all four classes together."""
     max_cost_micros: builtins.int
-    """Cost, in millionths of a US dollar. An answer of a model whose price is not
-    known counts at the highest price that is.
+    """Cost, in millionths of a US dollar. With this limit a model whose price is
+    not known is not asked (`MODEL_PRICE_UNKNOWN`); what such a model answered
+    before counts at the highest price that is known.
     """
     max_tool_calls: builtins.int
     """Tool calls that were sent to a hand, a server or a client."""

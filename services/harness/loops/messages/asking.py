@@ -23,7 +23,6 @@ from services.harness.loops.messages.request import Request, written
 from services.harness.loops.messages.showing import Showing
 from services.harness.loops.messages.state import State, retried
 from services.harness.loops.messages.view import Block, conversation, view
-from services.harness.model_profiles import cost_micros
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
@@ -31,6 +30,10 @@ from services.kit.logs import Log
 
 MAX_CALLS = 1_000  # of one reply: with more, the reply does not fit into the log
 PLAINER = frozenset({"MODEL_REQUEST_REFUSED", "CONTEXT_FULL"})  # a plainer request may be taken
+UNPRICED = (
+    "the session has a limit of cost, and the price of {model} is not known: nothing was asked. Name another model, "
+    "take the limit away, or add the price to the harness's HANDMESH_MODEL_PRICES_FILE"
+)
 _CALL_ID = re.compile(r"[a-zA-Z0-9_-]{1,100}")  # what the API takes back
 
 _log = Log("services.harness.loops.messages.asking")
@@ -50,6 +53,11 @@ class Asking:
         state = self._state()
         blobs = await self._journal.shelf.opened(conversation(state), state.renditions.values())
         request = written(view(state, newest_model, blobs))
+        model = state.config.model or newest_model
+        if state.config.budgets.max_cost_micros and self._ports.prices.profile_of(model) is None:
+            await self._journal.owned()
+            await self._end("model", "MODEL_PRICE_UNKNOWN", UNPRICED.format(model=model[:100]), False, state)
+            return
         try:
             answer = await self._stream(request.body, state.head)
             _check(answer, state)
@@ -69,7 +77,7 @@ class Asking:
             content_json=content,
             stop_reason=answer.stop_reason,
             usage=answer.usage,
-            cost_micros=cost_micros(answer.model, codec.usage_of(answer.usage)),
+            cost_micros=self._cost(answer),
             message_id=answer.message_id,
             request_hash=request.request_hash,
             prompt_hash=request.prompt_hash,
@@ -86,6 +94,12 @@ class Asking:
         else:
             await self._journal.say(event)  # its calls are known when it was read back
         failpoints.hit("harness.reply_stored")
+
+    def _cost(self, answer: Answer) -> int | None:
+        """Prices an answer: by the model that gave it, or else by the one that was asked."""
+        prices, usage = self._ports.prices, codec.usage_of(answer.usage)
+        cost = prices.cost_micros(answer.model, usage)
+        return prices.cost_micros(self._state().config.model, usage) if cost is None else cost
 
     async def _stream(self, body: bytes, read: int) -> Answer:
         """Asks and shows what comes, once the session is this harness's: the question does not wait for that."""

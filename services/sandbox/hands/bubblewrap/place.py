@@ -19,7 +19,7 @@ from services.sandbox.local_process import LocalProcess, listen
 from services.sandbox.place import SOCKET
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import archive, told
-from services.sandbox.seeds_mount import mount
+from services.sandbox.seeds_mount import Mounter
 
 _LOG = "start.log"
 
@@ -32,6 +32,7 @@ class Bubblewrap:
     def __init__(self, state_dir: Path) -> None:
         """Starts nothing."""
         self._users = Users(state_dir / "users")
+        self._mounter = Mounter()
         self._flags: tuple[str, ...] | None = None  # once it has been seen to work here
         self._limited = True  # whether control groups can be made; as long as that has not failed
 
@@ -106,7 +107,7 @@ class Bubblewrap:
     async def graft(self, record: Record, path: str, tree: Path) -> bool:
         """See `Place.graft`."""
         process = LocalProcess.known(record.facts)
-        return process is not None and process.lives() and await mount(process.pid, path, tree)
+        return process is not None and process.lives() and await self._mounter.mount(process.pid, path, tree)
 
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
@@ -122,6 +123,7 @@ class Bubblewrap:
 
     async def close(self) -> None:
         """See `Place.close`."""
+        await self._mounter.close()
 
 
 def _told(recipe: Recipe, socket_fd: int, limited: bool) -> str:

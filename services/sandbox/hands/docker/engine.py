@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.kit.errors import Unavailable
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BACKEND = "docker"
-ENGINE_SECONDS = 60
+ENGINE_SECONDS = 60  # of silence of the engine
+CALLS_AT_ONCE = 16
+CALL_SECONDS = 180.0  # of a call, with its wait for a thread
 _UNIX = "unix://"
 _log = Log("services.sandbox.hands.docker")
 
@@ -26,6 +29,7 @@ class Engine:
     def __init__(self, host: str) -> None:
         """Takes the address as DOCKER_HOST has it."""
         self._host = host
+        self._threads: ThreadPoolExecutor | None = None  # its own: an engine that hangs must hold up nothing else
         self._client: docker.APIClient | None = None
 
     async def ask(self, call: Callable[[docker.APIClient], T], image: str = "") -> T:
@@ -35,7 +39,13 @@ class Engine:
                 "DOCKER_HOST is no unix:// socket: an engine on another machine would not see the sandboxes' "
                 "sockets. Run a sandbox service beside that engine, or use a remote hand"
             )
-        return await asyncio.to_thread(self._ask, call, image)
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(CALLS_AT_ONCE, thread_name_prefix="docker")
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, self._ask, call, image)
+        except TimeoutError:
+            raise unavailable(f"the Docker Engine has not answered within {CALL_SECONDS:.0f} s") from None
 
     def _ask(self, call: Callable[[docker.APIClient], T], image: str) -> T:
         import requests
@@ -61,6 +71,9 @@ class Engine:
         if self._client is not None:
             await asyncio.to_thread(self._client.close)
             self._client = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
 
     def _knock(self) -> None:
         """Raises OSError when nobody listens on the engine's socket: the SDK would leave one of its own open."""

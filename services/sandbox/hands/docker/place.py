@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from services.sandbox.hands.docker.images import Image, Images
 from services.sandbox.hands.docker.interpreter import Interpreter
 from services.sandbox.records import Facts, Record
 from services.sandbox.runner_archive import NAME, archive
-from services.sandbox.seeds_mount import mount
+from services.sandbox.seeds_mount import Mounter
 from services.sandbox.tools import NAMES
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class Containers:
         self._looks = Looks(self._engine, self._owner)
         self._interpreter = Interpreter(state_dir / "python")
         self._found: dict[str, Image] = {}  # by environment, as the last check has found it
+        self._mounter = Mounter()
+        self._starting = asyncio.Semaphore(_at_once())  # starting many at once takes as long, and all else waits
+        self._ending = asyncio.Semaphore(_at_once())
         self._info: dict[str, Any] = {}  # once the engine has said it
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
@@ -102,7 +106,8 @@ class Containers:
             )
             client.start(made["Id"])
 
-        await self._engine.ask(start, image.name)
+        async with self._starting:
+            await self._engine.ask(start, image.name)
         return {"container": _name(record)}
 
     async def lives(self, record: Record) -> bool:
@@ -112,7 +117,8 @@ class Containers:
 
     async def destroy(self, record: Record) -> None:
         """See `Place.destroy`."""
-        await self._engine.ask(lambda client: remove(client, _name(record)))
+        async with self._ending:
+            await self._engine.ask(lambda client: remove(client, _name(record)))
 
     async def graft(self, record: Record, path: str, tree: Path) -> bool:
         """See `Place.graft`. Only where this service is root on the engine's machine, and the kernel is that one's."""
@@ -128,7 +134,7 @@ class Containers:
             return int(seen["State"]["Pid"]) if shared and _is_its(int(seen["State"]["Pid"]), seen["Id"]) else 0
 
         pid = await self._engine.ask(process) if os.geteuid() == 0 else 0
-        return pid > 0 and await mount(pid, path, tree)
+        return pid > 0 and await self._mounter.mount(pid, path, tree)
 
     async def complaint(self, record: Record) -> str:
         """See `Place.complaint`."""
@@ -155,8 +161,14 @@ class Containers:
 
     async def close(self) -> None:
         """See `Place.close`."""
+        await self._mounter.close()
         await self._images.close()
         await self._engine.close()
+
+
+def _at_once() -> int:
+    """Returns how many containers to start at once: one processor is left to those who wait for something else."""
+    return max(1, (os.cpu_count() or 1) - 1)
 
 
 def _is_its(pid: int, container: str) -> bool:

@@ -16,11 +16,13 @@ from nats.aio.subscription import Subscription
 
 from services.kit.errors import Unavailable
 from services.session.log import HOLD_SECONDS, PATIENCE_SECONDS
-from services.session.logs.jetstream.connection import Connection
+from services.session.logs.jetstream import leader
+from services.session.logs.jetstream.connection import Connection, StoredMessage
 from services.session.logs.jetstream.events import TOO_MANY_PER_SUBJECT
 from services.session.logs.jetstream.streams import WORK
 
 NANO = 1_000_000_000
+INHERITED = 2  # deliveries, as far as its handle says: more than one
 TIMED = b"timed"  # the content of a message that is there because a time has come
 
 
@@ -62,6 +64,20 @@ class JetStreamQueue:
 
     def adopt(self, session_id: str, handle: str) -> JetStreamItem:
         return JetStreamItem(self._connection, session_id, handle)
+
+    async def inherit(self, harness: str, session_id: str) -> JetStreamItem | None:
+        message = await leader.last(self._connection, WORK, f"work.{harness}.{session_id}")
+        if message is None:
+            return None
+        sequence = StoredMessage(message).revision
+        answer = await self._connection.ask(f"$JS.API.CONSUMER.INFO.{WORK}.offer-{harness}", {})
+        if answer.get("delivered", {}).get("stream_seq", 0) < sequence:
+            return None  # nobody has it yet
+        # What NATS goes by in an acknowledgement is the message's sequence in the stream; the rest is for the reader.
+        handle = f"$JS.ACK.{WORK}.offer-{harness}.{INHERITED}.{sequence}.0.0.0"
+        item = JetStreamItem(self._connection, session_id, handle)
+        await item.hold()
+        return item
 
     def _leave(self, pull: _Pull, seconds: float) -> None:
         """Stays for what may still come, and gives it back: a pull cannot be taken back without a race."""

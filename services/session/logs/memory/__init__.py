@@ -132,12 +132,20 @@ class MemoryQueue:
         queued = taken.result()
         queued.taken += 1
         self.back_after(queued, HOLD_SECONDS)
-        return MemoryItem(self, queued, queued.taken)
+        return MemoryItem(self, queued, queued.taken, queued.timed)
 
     def adopt(self, session_id: str, handle: str) -> MemoryItem:
         harness, _, taken = handle.partition(" ")
         queued = self._there.get((harness, session_id)) or _Queued(harness, session_id)
         return MemoryItem(self, queued, int(taken))
+
+    async def inherit(self, harness: str, session_id: str) -> MemoryItem | None:
+        queued = self._there.get((harness, session_id))
+        if queued is None or queued in self._waiting[harness]:
+            return None
+        item = MemoryItem(self, queued, queued.taken)
+        await item.hold()
+        return item
 
     def back_after(self, queued: _Queued, seconds: float) -> None:
         """Offers a taken session again after some time, unless its holder speaks before."""
@@ -165,9 +173,9 @@ class MemoryQueue:
 class MemoryItem:
     """A taken session."""
 
-    def __init__(self, queue: MemoryQueue, queued: _Queued, taken: int) -> None:
+    def __init__(self, queue: MemoryQueue, queued: _Queued, taken: int, timed: bool = False) -> None:
         self._queue, self._queued, self._taken = queue, queued, taken
-        self.timed = queued.timed
+        self.timed = timed
 
     @property
     def session_id(self) -> str:
