@@ -7,12 +7,11 @@ Three things hold a session that needs a harness:
     a timer          a harness wants it back at some time; durable, known to all replicas (`timers.py`)
 
 A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
-A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
 claim ends and the log needs nobody. The log is read once more after that: what was appended meanwhile is seen then, and
 what is appended later queues the session again. When this process dies, the replica that its harnesses come to inherits
 the items of what they work on. The other items come back by themselves, and whoever takes one asks the other replicas
-first whether a harness is with them by now (`holders.py`). What it should have queued and has not, in the moment between
-an append or a removal and the queue, others find: `Upkeep` reminds of it.
+first whether a harness is with them by now (`holders.py`). What it should have queued and has not, in the moment
+between an append or a removal and the queue, others find: `Upkeep` reminds of it.
 
 A few lines longer than a module should be: who has a session is decided in one place.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -16,6 +17,8 @@ from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
 from services.vault_proxy.grants import Access, access_of
 from services.vault_proxy.messages import credential_message, draft_of, vault_message
+from services.vault_proxy.passes import GrantPass
+from services.vault_proxy.secret import Secret
 from services.vault_proxy.tools import Call, Tools
 from services.vault_proxy.vaults import Vaults
 
@@ -43,6 +46,18 @@ class VaultProxy(VaultProxyServiceServicer):
         access = await self._access(context)
         call = Call(request.name, request.input, request.execution_id, request.attach_only)
         return pb.ExecuteResponse(result=_result(await self._tools.execute(access, call)))
+
+    async def WatchExecution(
+        self, request: pb.WatchExecutionRequest, context: Context
+    ) -> AsyncIterator[pb.WatchExecutionResponse]:
+        offset = request.offset
+        watched = self._tools.watch(await self._access(context), request.execution_id, offset)
+        async for each in watched:
+            if isinstance(each, Answer):
+                yield pb.WatchExecutionResponse(result=_result(each), next_offset=offset)
+            else:
+                offset += len(each)
+                yield pb.WatchExecutionResponse(chunk=each, next_offset=offset)
 
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
         self._tools.cancel(await self._access(context), request.execution_id)
@@ -104,7 +119,9 @@ class VaultProxy(VaultProxyServiceServicer):
 
     async def _access(self, context: Context) -> Access:
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
-        access = access_of(await self._grants.check(shown(context.invocation_metadata())))
+        grant = shown(context.invocation_metadata())
+        answer = await self._grants.check(grant)
+        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant)))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
         return access
