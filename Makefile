@@ -28,6 +28,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 image: ## Build handmesh/base:latest, the root file system of Docker hands (as root, on Debian or Ubuntu)
 	@ci/base-image
 
+.PHONY: peers
+peers: ## Install the reference MCP servers that some tests call, into .peers (PyPI and npm)
+	@ci/mcp-peers
+
 .PHONY: demo
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)
@@ -105,6 +109,10 @@ bench-ttft: setup ## Measure the time to the first token, coupled and decoupled,
 .PHONY: bench-brain
 bench-brain: setup ## Measure turns, wakes and crashes, at full size (some 10 minutes); ARGS='--only turn' takes a part
 	@$(PY) -m bench brain --size full $(ARGS)
+
+.PHONY: bench-vault
+bench-vault: setup ## Measure calls of MCP tools through the vault proxy, at full size (a minute)
+	@$(PY) -m bench vault --size full $(ARGS)
 
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone

@@ -64,6 +64,8 @@ class Transcript:
             case "credential_used":
                 used = event.credential_used
                 self.note(one_line(f"a credential was used for {used.server}: {used.result}", self._notes.width))
+            case "tools_changed":
+                self.note(one_line(f"the tools of {event.tools_changed.server} changed", self._notes.width), "yellow")
             case "sandbox_provisioned":
                 self._show_sandbox(event.sandbox_provisioned)
             case "turn_ended":

@@ -60,12 +60,17 @@ class Journal:
         for fact in self.log.newest:
             self._take(await self._whole(fact))
         if self.log.newest and self.head == self.log.newest[-1].position:
-            self._caught_up.set()
-        self._reader = asyncio.create_task(self._read(), name=f"read {self.log.session_id}")
+            return  # it is read on while the session is taken up
+        self._start_reading()
+        assert self._reader is not None
         arrived = asyncio.create_task(self._caught_up.wait())
         await asyncio.wait({self._reader, arrived}, return_when=asyncio.FIRST_COMPLETED)
         arrived.cancel()
         self.check()
+
+    def _start_reading(self) -> None:
+        if self._reader is None:
+            self._reader = asyncio.create_task(self._read(), name=f"read {self.log.session_id}")
 
     async def close(self) -> None:
         """Stops reading and showing."""
@@ -91,7 +96,13 @@ class Journal:
 
     async def take_up(self, event: Event) -> None:
         """Emits `HarnessWoke` at the log's end as it was read. Raises Conflict when the log has moved on."""
-        appended = await self.log.emit([event], 0, self.head)
+        emitting = asyncio.create_task(self.log.emit([event], 0, self.head), name="take up")
+        try:
+            await asyncio.sleep(0)  # it leaves before anything else is begun: the reply waits for it
+            self._start_reading()
+            appended = await emitting
+        finally:
+            emitting.cancel()
         self.epoch, self.grant = appended.first_position, appended.grant
         failpoints.hit("harness.woke")
         await self._applied([event], appended)

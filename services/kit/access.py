@@ -70,6 +70,7 @@ _SANDBOX = {
 _VAULT_PROXY = {
     "ListTools": READERS,
     "Execute": READERS,
+    "WatchExecution": READERS,
     "CancelExecution": READERS,
     "OpenDoor": frozenset({"sandbox"}),
     "CreateVault": CLIENT,

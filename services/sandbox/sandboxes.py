@@ -122,18 +122,19 @@ class Sandboxes:
         labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
         if not wanted.session_id:
             labels = replace(labels, tenant=tenant or "")
-        preparing = asyncio.create_task(self._planting.prepare(load.repositories))
+        preparing = asyncio.create_task(self._planting.prepare(load.repositories)) if load.repositories else None
         try:
             info = await self._pools.claim(recipe, labels, load.contents)
             if info is None:
                 info = await backend.provision(recipe, labels, load.contents)
             self._backends.remember(backend, info)
-            if load.repositories:
+            if preparing is not None:
                 await self._plant(backend, info.labels.sandbox_id, load.repositories, preparing)
             await self._mount(backend, info, load)
         finally:
-            preparing.cancel()
-            await asyncio.gather(preparing, return_exceptions=True)
+            if preparing is not None:
+                preparing.cancel()
+                await asyncio.gather(preparing, return_exceptions=True)
         failpoints.hit("sandbox.sandbox_made")
         return info
 

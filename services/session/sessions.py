@@ -182,23 +182,37 @@ class Sessions:
             raise Invalid("CONFIG_INVALID", "no such parent session", field="parent_session_id") from None
 
     async def _emit(self, session_id: str, draft: Draft, emitter: str) -> Emitted:
-        appended = await self._writer.append(session_id, draft)
-        failpoints.hit("session.event_stored")
-        self._index.note(session_id, appended.state)
         if draft.facts[0].kind == "harness_woke":
-            return Emitted(appended, await self._grant(session_id, appended))
+            return await self._wake(session_id, draft)
+        appended = await self._append(session_id, draft)
         if emitter != HARNESS:
             await self._claims.want(session_id, appended.state, appended)
         return Emitted(appended)
 
-    async def _grant(self, session_id: str, appended: Appended) -> str:
-        """Mints the grant of an epoch. Said again after a lost answer, it is another one for the same epoch."""
-        epoch, newest = appended.first_position, appended.state.epoch
-        if epoch != newest:
-            raise Conflict("EPOCH_STALE", f"the session's epoch is {newest} by now", epoch=newest)
-        grant = await self._grants.mint(session_id, epoch)
+    async def _append(self, session_id: str, draft: Draft) -> Appended:
+        appended = await self._writer.append(session_id, draft)
+        failpoints.hit("session.event_stored")
+        self._index.note(session_id, appended.state)
+        return appended
+
+    async def _wake(self, session_id: str, draft: Draft) -> Emitted:
+        """Begins an epoch. Said again after a lost answer, its grant is another one for the same epoch.
+
+        The grant is minted beside the append, for the epoch that it makes if it is accepted. If not, nobody gets it.
+        """
+        epoch = (draft.expected_position or 0) + 1
+        minting = asyncio.create_task(self._grants.mint(session_id, epoch), name="mint")
+        minting.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, if the append fails
+        try:
+            appended = await self._append(session_id, draft)
+            newest = appended.state.epoch
+            if not epoch == appended.first_position == newest:
+                raise Conflict("EPOCH_STALE", f"the session's epoch is {newest} by now", epoch=newest)
+            grant = await minting
+        finally:
+            minting.cancel()
         await self._grants.revoke(session_id, below_epoch=epoch)
-        return grant
+        return Emitted(appended, grant)
 
     async def _change(
         self, session_id: str, event: Event, expected_position: int | None, tenant: str | None

@@ -1,4 +1,4 @@
-"""Each use of a credential, told to the session as a `CredentialUsed` event: behind the answer, never before it."""
+"""What a session is told: uses of credentials, and changes of servers' tools. Behind the answer, never before it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from handmesh.session.v1 import event_pb2, session_pb2
 from services.kit import channels, ids
 from services.kit.errors import Unavailable
 from services.kit.logs import Log
+from services.vault_proxy.core.catalog import Change
 
 if TYPE_CHECKING:
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 
-MOST_WAITING = 10_000  # uses; past that the oldest is dropped, and the log says so
+MOST_WAITING = 10_000  # events; past that the oldest is dropped, and the log says so
 ID_CHARACTERS = 100  # of an execution's id, for an event's id of at most 128
 EMIT_SECONDS = 5.0
 RETRY_SECONDS = 0.5
@@ -38,16 +39,11 @@ class Bound(Protocol):
 
 
 @dataclass(frozen=True)
-class Used:
-    """One use. `result` is `ok` or an ErrorReason by name; `event_id` makes telling it idempotent."""
+class Told:
+    """An event that a session is told of. Its `event_id` makes telling it idempotent."""
 
     session_id: str
-    event_id: str
-    credential_id: str
-    vault_id: str
-    server: str
-    execution_id: str
-    result: str
+    event: event_pb2.Event
 
 
 def _event_id(name: str) -> str:
@@ -55,31 +51,42 @@ def _event_id(name: str) -> str:
 
 
 class Audit:
-    """Tells uses in the order in which they came."""
+    """Tells events in the order in which they came."""
 
     def __init__(self, stub: SessionServiceAsyncStub) -> None:
         self._stub = stub
-        self._waiting: deque[Used] = deque()
+        self._waiting: deque[Told] = deque()
         self._some = asyncio.Event()
         self._none = asyncio.Event()
         self._none.set()
 
     def used(self, session_id: str, server: str, execution_id: str, credential: Bound, result: str) -> None:
-        """Takes note of a use, at once. `execution_id` is the call's, or empty when tools were looked up."""
+        """Takes note of a use, at once. `execution_id` is the call's, or empty when tools were looked up.
+
+        `result` is `ok` or an ErrorReason by name.
+        """
+        use = event_pb2.CredentialUsed(
+            credential_id=credential.credential_id,
+            vault_id=credential.vault_id,
+            server=server,
+            execution_id=execution_id,
+            result=result,
+        )
+        event_id = _event_id(execution_id or ids.mint("tools"))
+        self._take(session_id, event_pb2.Event(event_id=event_id, ignorable=True, credential_used=use))
+
+    def changed(self, session_id: str, server: str, change: Change) -> None:
+        """Takes note that a server offers other tools than before, at once."""
+        change_of = event_pb2.ToolsChanged(
+            server=server, added=change.added, removed=change.removed, changed=change.changed
+        )
+        self._take(session_id, event_pb2.Event(event_id=ids.mint("tools"), ignorable=True, tools_changed=change_of))
+
+    def _take(self, session_id: str, event: event_pb2.Event) -> None:
         if len(self._waiting) >= MOST_WAITING:
             dropped = self._waiting.popleft()
-            _log.error("a credential's use was dropped", session_id=dropped.session_id, event_id=dropped.event_id)
-        self._waiting.append(
-            Used(
-                session_id=session_id,
-                event_id=_event_id(execution_id or ids.mint("tools")),
-                credential_id=credential.credential_id,
-                vault_id=credential.vault_id,
-                server=server,
-                execution_id=execution_id,
-                result=result,
-            )
-        )
+            _log.error("an event was dropped", session_id=dropped.session_id, event_id=dropped.event.event_id)
+        self._waiting.append(Told(session_id, event))
         self._none.clear()
         self._some.set()
 
@@ -88,33 +95,22 @@ class Audit:
         while True:
             await self._some.wait()
             while self._waiting:
-                use = self._waiting[0]
+                told = self._waiting[0]
                 try:
-                    await self._emit(use)
+                    await self._emit(told)
                 except grpc.aio.AioRpcError as error:
                     problem = channels.raised(error)
                     if isinstance(problem, Unavailable):
                         await asyncio.sleep(RETRY_SECONDS)
                         continue
-                    _log.warning("a credential's use was refused", event_id=use.event_id, reason=problem.reason)
-                if self._waiting and self._waiting[0] is use:
+                    _log.warning("an event was refused", event_id=told.event.event_id, reason=problem.reason)
+                if self._waiting and self._waiting[0] is told:
                     self._waiting.popleft()
             self._some.clear()
             self._none.set()
 
-    async def _emit(self, use: Used) -> None:
-        event = event_pb2.Event(
-            event_id=use.event_id,
-            ignorable=True,
-            credential_used=event_pb2.CredentialUsed(
-                credential_id=use.credential_id,
-                vault_id=use.vault_id,
-                server=use.server,
-                execution_id=use.execution_id,
-                result=use.result,
-            ),
-        )
-        request = session_pb2.EmitEventRequest(session_id=use.session_id, event=event)
+    async def _emit(self, told: Told) -> None:
+        request = session_pb2.EmitEventRequest(session_id=told.session_id, event=told.event)
         await self._stub.EmitEvent(request, timeout=EMIT_SECONDS)
 
     async def flush(self) -> None:
@@ -122,4 +118,4 @@ class Audit:
         try:
             await asyncio.wait_for(self._none.wait(), FLUSH_SECONDS)
         except TimeoutError:
-            _log.error("credential uses were not told", count=len(self._waiting))
+            _log.error("events were not told", count=len(self._waiting))

@@ -11,8 +11,8 @@ import itertools
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.kit.errors import Exists, Full, Gone, ServiceError
@@ -22,13 +22,15 @@ KEPT_SECONDS = 600.0
 MOST_KEPT = 20_000  # results, of all sessions
 KEPT_BYTES = 64 * 1024 * 1024  # of results, of all sessions
 MOST_RUNNING = 64  # of one session at once
+SAID_CHARACTERS = 32 * 1024  # what an execution says of its progress
 CLOSE_SECONDS = 0.5
 
 _UNSURE = "The server may have done some of it."
 NEVER_STARTED = Answer("The call was cancelled before it started.", Outcome.INTERRUPTED)
 INTERRUPTED = Answer(f"The call was cancelled. {_UNSURE}", Outcome.INTERRUPTED)
 
-Work = Callable[[], Awaitable[Answer]]
+Say = Callable[[str], None]  # what a call says while it runs
+Work = Callable[[Say], Awaitable[Answer]]
 Key = tuple[str, str]  # session id, execution id
 
 
@@ -53,6 +55,19 @@ class _Execution:
     task: asyncio.Task[None] | None = None
     until: float = 0.0  # when it is forgotten, once it has ended
     size: int = 0
+    said: str = ""
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # set and replaced when more is said, or it has ended
+
+    def say(self, more: str) -> None:
+        """Adds to what it says. Past SAID_CHARACTERS nothing more is heard."""
+        if not self.result.done() and len(self.said) + len(more) <= SAID_CHARACTERS:
+            self.said += more
+            self.wake()
+
+    def wake(self) -> None:
+        """Wakes who watches it."""
+        self.news.set()
+        self.news = asyncio.Event()
 
 
 class Executions:
@@ -90,6 +105,24 @@ class Executions:
             self.cancel(key)
             self._forget(key)
 
+    async def watch(self, key: Key, skip: int) -> AsyncIterator[str | Answer]:
+        """Yields what an execution says of its progress, from a number of characters on, and its result at the end.
+
+        Raises Gone (`EXECUTION_UNKNOWN`), or what the execution ended with.
+        """
+        execution = self._find(key)
+        if execution is None:
+            raise Gone("EXECUTION_UNKNOWN", "no such execution is known", execution_id=key[1])
+        while True:
+            news = execution.news
+            if more := execution.said[skip:]:
+                skip += len(more)
+                yield more
+            if execution.result.done():
+                break
+            await news.wait()
+        yield execution.result.result()
+
     def cancel(self, key: Key) -> None:
         """Ends an execution as interrupted; one that is not known never starts, one that has ended stays as it is."""
         execution = self._find(key)
@@ -124,7 +157,7 @@ class Executions:
         # A timer and no `asyncio.timeout`: the result must not wait until the work has ended its clean-up.
         timer = asyncio.get_running_loop().call_later(self._seconds, self._give_up, key, execution, late)
         try:
-            answer: Answer | Exception = await work()
+            answer: Answer | Exception = await work(execution.say)
         except asyncio.CancelledError:
             self._settle(key, execution, INTERRUPTED)
             raise
@@ -146,12 +179,14 @@ class Executions:
         self._running.pop(key, None)
         if isinstance(answer, Answer):
             execution.result.set_result(answer)
-            execution.size = len(answer.output) + len(answer.content_json)
+            execution.wake()
+            execution.size = len(answer.output) + len(answer.content_json) + len(execution.said)
         else:
             told = answer.__cause__ if isinstance(answer, MayHaveRun) else answer
             assert isinstance(told, Exception), "MayHaveRun is raised from what happened"
             execution.result.set_exception(told)
             execution.result.exception()  # nobody may be waiting any more
+            execution.wake()
             if isinstance(answer, ServiceError):
                 return
         execution.until = time.monotonic() + KEPT_SECONDS

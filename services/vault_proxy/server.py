@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -45,6 +46,18 @@ class VaultProxy(VaultProxyServiceServicer):
         access = await self._access(context)
         call = Call(request.name, request.input, request.execution_id, request.attach_only)
         return pb.ExecuteResponse(result=_result(await self._tools.execute(access, call)))
+
+    async def WatchExecution(
+        self, request: pb.WatchExecutionRequest, context: Context
+    ) -> AsyncIterator[pb.WatchExecutionResponse]:
+        offset = request.offset
+        watched = self._tools.watch(await self._access(context), request.execution_id, offset)
+        async for each in watched:
+            if isinstance(each, Answer):
+                yield pb.WatchExecutionResponse(result=_result(each), next_offset=offset)
+            else:
+                offset += len(each)
+                yield pb.WatchExecutionResponse(chunk=each, next_offset=offset)
 
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
         self._tools.cancel(await self._access(context), request.execution_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from services.vault_proxy.audit import Audit
 from services.vault_proxy.core import naming
 from services.vault_proxy.core.answer import Answer, parse_input, read_answer
 from services.vault_proxy.core.catalog import Catalog, OfferedTool, Problem
-from services.vault_proxy.executions import Executions, MayHaveRun, digest_of
+from services.vault_proxy.executions import Executions, MayHaveRun, Say, digest_of
 from services.vault_proxy.grants import Access, Server
 from services.vault_proxy.mcp.connections import Connections, Use
 from services.vault_proxy.mcp.problems import ServerLost
@@ -76,6 +77,8 @@ class Tools:
         finally:
             if use.credential is not None:
                 self._audit.used(access.session_id, server.name, "", use.credential, result)
+        if use.change is not None:
+            self._audit.changed(access.session_id, server.name, use.change)
         return catalog.narrowed(server.allowed_tools)
 
     async def execute(self, access: Access, call: Call) -> Answer:
@@ -89,13 +92,21 @@ class Tools:
         server = self._server(access, call.name)
         execution_id = call.execution_id or ids.mint("exec")
 
-        async def work() -> Answer:
-            return await self._perform(access, server, call.name, arguments, execution_id)
+        async def work(say: Say) -> Answer:
+            return await self._perform(access, server, call.name, arguments, execution_id, say)
 
         if not call.execution_id:
             return await self._executions.run_once(access.session_id, work)
         key = (access.session_id, call.execution_id)
         return await self._executions.run(key, digest_of(call.name, arguments), work, call.attach_only)
+
+    def watch(self, access: Access, execution_id: str, skip: int) -> AsyncIterator[str | Answer]:
+        """Yields what a call says of its progress, and its result at the end. Raises as `execute` does."""
+        if not execution_id:
+            raise Invalid("ID_INVALID", "execution_id is missing", field="execution_id")
+        if skip < 0:
+            raise Invalid("ARGUMENT_INVALID", "offset: expected 0 or more", field="offset")
+        return self._executions.watch((access.session_id, execution_id), skip)
 
     def cancel(self, access: Access, execution_id: str) -> None:
         """Stops a call; one that is not known never starts."""
@@ -126,13 +137,13 @@ class Tools:
         return tool
 
     async def _perform(
-        self, access: Access, server: Server, name: str, arguments: dict[str, Any], execution_id: str
+        self, access: Access, server: Server, name: str, arguments: dict[str, Any], execution_id: str, say: Say
     ) -> Answer:
         tool = await self._tool(access, server, name)
         use, result = Use(), "SERVER_UNAVAILABLE"
         try:
             failpoints.hit("vault_proxy.call_asked")
-            raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use)
+            raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use, say)
             failpoints.hit("vault_proxy.call_answered", lambda: ServerLost(server.name, "was cut off", begun=True))
             result = "ok"
         except ServiceError as problem:

@@ -92,6 +92,13 @@ SHORT_PAUSES = [
 ]
 """Struck with SIGSTOP for a moment: nobody can take over from these, so all must wait for them and go on."""
 
+AWAY = ["kill openbao", "seal openbao", "stop openbao"]
+"""Step 11: nobody can use a credential. Done before a session begins, mended when its turn has ended."""
+
+STOPPED = {"nats": 3.0}
+"""Step 7: struck from outside with SIGSTOP for so many seconds while a command runs: longer than NATS is waited for.
+The mesh's own services are stopped at points (`SHORT_PAUSES`)."""
+
 ERRORS = {
     "both": (
         "session.session_stored",
@@ -144,6 +151,8 @@ def table() -> list[str]:
     for cell in [*KILLS, *ENDS]:
         done[cell.step].append(f"kill `{cell.point}`{_kind(cell)}")
     done[7] += [f"kill {victim}" for victim in OUTSIDE]
+    done[7] += [f"stop {victim} for {seconds:.0f} s" for victim, seconds in STOPPED.items()]
+    done[11] += [f"{what} (shop)" for what in AWAY]
     for cell in PAUSES:
         done[cell.step].append(f"stop past the deadline `{cell.point}`")
     for cell in SHORT_PAUSES:

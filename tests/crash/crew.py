@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import HOST, SERVICES, Ports, free_ports
 from handmesh.launcher.processes import Command, Process
 from handmesh.launcher.settings import MeshSettings, Scripted, service_environment
+from handmesh.launcher.vault_operator import ACTIVE, VaultOperator
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit.ids import mint
@@ -31,6 +33,7 @@ ENVIRONMENTS = Path(__file__).with_name("environments.toml")
 LOOK_SECONDS = 0.02
 STRIKE_SECONDS = 60.0  # until a point is reached
 READY_SECONDS = 60.0
+AT_ONCE = 8  # sandboxes that are released together
 
 
 @dataclass
@@ -185,10 +188,35 @@ async def crew(directory: Path) -> AsyncIterator[Crew]:
             await asyncio.gather(*made.starting.values(), return_exceptions=True)
             for pid in made.pids().values():
                 os.kill(pid, signal.SIGCONT)
-            for sandbox in await client.sandboxes():
-                await client.release(sandbox.sandbox_id)  # hands outlive their mesh
+            left = [sandbox.sandbox_id for sandbox in await client.sandboxes()]  # hands outlive their mesh
+            for start in range(0, len(left), AT_ONCE):
+                await asyncio.gather(*map(client.release, left[start : start + AT_ONCE]))
             for process in made.others.values():
                 await process.stop()
+
+
+@asynccontextmanager
+async def without_openbao(made: Crew, how: str) -> AsyncIterator[None]:
+    """Takes OpenBao away, by `kill`, `seal` or `stop`, and brings it back at the end."""
+    pid, operator = made.pids()["openbao"], made.mesh.vault
+    if how == "seal":
+        await asyncio.to_thread(_seal, operator)
+    else:
+        made.wanted.discard("openbao")
+        os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if how == "seal":
+            keys = json.loads((made.mesh.files.openbao / "keys.json").read_text())
+            await asyncio.to_thread(operator.unseal, keys["unseal_key"])
+        elif how == "stop":
+            os.kill(pid, signal.SIGCONT)
+        made.wanted.add("openbao")
+        await made.whole()
+        async with asyncio.timeout(READY_SECONDS):
+            while await asyncio.to_thread(operator.health) != ACTIVE:
+                await asyncio.sleep(LOOK_SECONDS)
 
 
 @asynccontextmanager
@@ -205,6 +233,12 @@ async def shop(directory: Path) -> AsyncIterator[Shop]:
     finally:
         server.terminate()
         await server.wait()
+
+
+def _seal(operator: VaultOperator) -> None:
+    url, headers = f"http://{operator.host}:{operator.port}/v1/sys/seal", {"X-Vault-Token": operator.token or ""}
+    with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers)):
+        pass
 
 
 async def _put_token(made: Crew) -> None:

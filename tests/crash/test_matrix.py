@@ -9,8 +9,8 @@ import signal
 import pytest
 
 from handmesh.session.v1 import session_pb2
-from tests.crash.cells import ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, Cell
-from tests.crash.crew import Crew
+from tests.crash.cells import AWAY, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
+from tests.crash.crew import Crew, without_openbao
 from tests.crash.story import Story, count, insist, outcomes
 from tests.drills.size import size
 
@@ -73,6 +73,32 @@ async def test_a_kill_while_a_command_runs(crew: Crew, victim: str) -> None:
         await running(story)
         os.kill(story.owner() if victim == "harness" else crew.pids()[victim], signal.SIGKILL)
     await crew.whole()
+
+
+@pytest.mark.parametrize("victim", list(STOPPED) * TIMES)
+async def test_a_stop_while_a_command_runs(crew: Crew, victim: str) -> None:
+    """Step 7: SIGSTOP from outside. Whoever needs that part waits for it, or says so and comes again."""
+    await crew.whole()
+    story = await Story.begin(crew, "slow")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(finish(story))
+        await running(story)
+        os.kill(pid := crew.pids()[victim], signal.SIGSTOP)
+        await asyncio.sleep(STOPPED[victim])
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("what", AWAY * TIMES)
+async def test_no_credential_can_be_had(crew: Crew, what: str) -> None:
+    """Step 11 without OpenBao: the log says what is missing, and the turn ends; the next session has its tool again."""
+    await crew.whole()
+    async with without_openbao(crew, what.split()[0]):
+        story = await Story.begin(crew, "shop")
+        await story.tell()
+        log = await story.log()
+    assert next(event.error_raised.part for event in log if event.HasField("error_raised")) == "vault_proxy"
+    assert count(log, "turn_ended") == 1 and await story.violations() == []
+    await finish(await Story.begin(crew, "shop"))
 
 
 @pytest.mark.parametrize("cell", ENDS * TIMES, ids=str)

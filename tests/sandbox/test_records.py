@@ -28,6 +28,16 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert again.get(mint("sbx")) is None and again.by_request("sess/hand/2") is None
 
 
+def test_a_record_is_what_was_saved_last(tmp_path: Path) -> None:
+    """Shorter than before, longer, or longer than a page; nothing is left beside it."""
+    records = Records(tmp_path)
+    record = records.create(_info())
+    for length in (1_000, 10, 2_000, 9_000, 1, 5_000, 0):
+        record = records.save(replace(record, facts={"x": "y" * length}))
+        assert Records(tmp_path).get(record.sandbox_id) == record
+    assert sorted(path.name for path in record.folder.iterdir()) == ["door", "sandbox.json"]
+
+
 def test_records_are_listed_oldest_first(tmp_path: Path) -> None:
     """By the time of their making, whatever their ids."""
     records = Records(tmp_path)

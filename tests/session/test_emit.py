@@ -131,10 +131,17 @@ async def test_a_client_cannot_play_the_harness(service: Service, event: ev.Even
     assert await service.head(session) == 1
 
 
-async def test_only_the_vault_proxy_says_that_a_credential_was_used(service: Service) -> None:
-    """CredentialUsed is the vault proxy's, and the only thing that is."""
+@pytest.mark.parametrize(
+    "used",
+    [
+        ev.Event(credential_used=ev.CredentialUsed(server="mcp", result="ok")),
+        ev.Event(tools_changed=ev.ToolsChanged(server="mcp", added=["mcp__a"])),
+    ],
+    ids=["credential", "tools"],
+)
+async def test_only_the_vault_proxy_says_what_it_sees(service: Service, used: ev.Event) -> None:
+    """CredentialUsed and ToolsChanged are the vault proxy's, and the only things that are."""
     session = await service.create()
-    used = ev.Event(credential_used=ev.CredentialUsed(server="mcp", result="ok"))
     request = pb.EmitEventRequest(session_id=session, event=used)
     assert (await refusal(service.harness.EmitEvent(request))).reason == "EMITTER_DENIED"
     await service.vault_proxy.EmitEvent(request)

@@ -1,13 +1,14 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `e2e`, `live`) on a test or module is enough: `tests/conftest.py` asks
-`require` before each marked test. Each requirement is looked at once per run.
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `e2e`, `live`) on a test or module is enough: `tests/conftest.py`
+asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
 import functools
 import os
 import socket
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ from handmesh.launcher.files import find_program
 from handmesh.launcher.openbao import find_bao
 
 BASE_IMAGE = "handmesh/base:latest"
+PEERS = Path(__file__).parents[2] / ".peers"
+"""Where `make peers` puts MCP servers that others wrote."""
 
 PROBE_TIMEOUT = 20
 """Seconds for one look at a requirement."""
@@ -50,6 +53,12 @@ def lack_of(marker: str) -> str | None:
             return _lack_of_bubblewrap()
         case "e2e":
             return _lack_of_nats() or _lack_of_bao()
+        case "peers":
+            return (
+                None
+                if (PEERS / "installed").exists()
+                else "the reference MCP servers are missing. Get them with: make peers"
+            )
         case "live":
             return None if os.environ.get("ANTHROPIC_API_KEY") and not in_ci() else "needs a real ANTHROPIC_API_KEY"
         case _:

@@ -104,6 +104,12 @@ class Proxy:
         request = pb.ExecuteRequest(name=name, input=text, execution_id=execution_id, attach_only=attach_only)
         return (await self.harness.Execute(request, metadata=((GRANT_KEY, grant),))).result
 
+    async def watch(self, grant: str, execution_id: str, offset: int = 0) -> AsyncIterator[pb.WatchExecutionResponse]:
+        """Follows a call."""
+        request = pb.WatchExecutionRequest(execution_id=execution_id, offset=offset)
+        async for each in self.harness.WatchExecution(request, metadata=((GRANT_KEY, grant),)):
+            yield each
+
     async def cancel(self, grant: str, execution_id: str) -> None:
         """Cancels a call."""
         request = pb.CancelExecutionRequest(execution_id=execution_id)

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 SESSION = "server-session"
 TOOL = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
@@ -36,13 +36,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer. `hold` keeps the connection open after the body; `hang_up` closes it in the middle."""
+    """An answer. `hold` keeps the connection open after the body; `hang_up` closes it in the middle. `parts` follow the
+    body as they come, to None."""
 
     status: int = 200
     body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
     hold: bool = False
     hang_up: bool = False
+    parts: asyncio.Queue[bytes | None] | None = None
 
 
 def result(request: Request, value: dict[str, Any]) -> Reply:
@@ -56,6 +58,9 @@ def error(request: Request, code: int, message: str, status: int = 200) -> Reply
     problem = {"code": code, "message": message}
     body = json.dumps({"jsonrpc": "2.0", "id": request.rpc.get("id"), "error": problem}).encode()
     return Reply(status, body, {"Content-Type": "application/json"})
+
+
+Strange = TypeVar("Strange", bound="StrangeServer")
 
 
 @dataclass
@@ -112,13 +117,17 @@ class StrangeServer:
             while (request := await _read(reader, number)) is not None:
                 reply = self.reply(request)
                 headers = {"Content-Length": str(len(reply.body)), **reply.headers}
-                if reply.hold or reply.hang_up:
+                if reply.hold or reply.hang_up or reply.parts:
                     del headers["Content-Length"]
                     headers["Transfer-Encoding"] = "chunked"
                 lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
                 writer.write(f"HTTP/1.1 {reply.status} x\r\n{lines}\r\n".encode())
-                writer.write(b"%x\r\n%s\r\n" % (len(reply.body), reply.body) if reply.hold else reply.body)
+                chunked = reply.body and (reply.hold or reply.parts)
+                writer.write(b"%x\r\n%s\r\n" % (len(reply.body), reply.body) if chunked else reply.body)
                 await writer.drain()
+                if reply.parts:
+                    await _stream(writer, reply.parts)
+                    continue
                 if reply.hold:
                     await reader.read()  # until the other side goes away
                 if reply.hold or reply.hang_up:
@@ -127,6 +136,14 @@ class StrangeServer:
             pass
         finally:
             writer.close()
+
+
+async def _stream(writer: asyncio.StreamWriter, parts: asyncio.Queue[bytes | None]) -> None:
+    while (part := await parts.get()) is not None:
+        writer.write(b"%x\r\n%s\r\n" % (len(part), part))
+        await writer.drain()
+    writer.write(b"0\r\n\r\n")
+    await writer.drain()
 
 
 async def _read(reader: asyncio.StreamReader, number: int) -> Request | None:
@@ -148,16 +165,52 @@ async def _read(reader: asyncio.StreamReader, number: int) -> Request | None:
     return Request(method, path, headers, body, number)
 
 
+@dataclass
+class OlderServer(StrangeServer):
+    """Speaks the transport that was before streamable HTTP. `endpoint` is what it says where to post to."""
+
+    endpoint: str = "/messages?session=1"
+    took: Reply = Reply(202)
+    streams: list[asyncio.Queue[bytes | None]] = field(default_factory=list)
+
+    def say(self, message: bytes) -> None:
+        """Says something on the newest stream."""
+        self.streams[-1].put_nowait(b"event: message\r\ndata: %s\r\n\r\n" % message)
+
+    def end(self) -> None:
+        """Ends all streams, as a restart does."""
+        for stream in self.streams:
+            stream.put_nowait(None)
+
+    def reply(self, request: Request) -> Reply:
+        if request.method == "GET":
+            self.requests.append(request)
+            self.streams.append(asyncio.Queue())
+            first = f"event: endpoint\ndata: {self.endpoint}\n\n".encode()
+            return Reply(200, first, {"Content-Type": "text/event-stream"}, parts=self.streams[-1])
+        if request.path != self.endpoint:
+            return Reply(405, b"only GET")
+        answer = super().reply(request)
+        if answer.body and self.took.status == 202:
+            self.say(answer.body)
+        return self.took
+
+
 @asynccontextmanager
 async def strange_server(
-    host: str = "127.0.0.1", tls: ssl.SSLContext | None = None, **behaviour: Any
-) -> AsyncIterator[StrangeServer]:
+    host: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+    kind: type[Strange] = StrangeServer,  # type: ignore[assignment]
+    **behaviour: Any,
+) -> AsyncIterator[Strange]:
     """Runs one on a free port."""
-    strange = StrangeServer(**behaviour)
+    strange = kind(**behaviour)
     server = await asyncio.start_server(strange.serve, host, 0, ssl=tls)
     port = server.sockets[0].getsockname()[1]
     strange.url = f"{'https' if tls else 'http'}://{host}:{port}/mcp"
     try:
         yield strange
     finally:
+        if isinstance(strange, OlderServer):
+            strange.end()
         server.close()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
 from services.kit.errors import Full, Gone, Unavailable
 from services.vault_proxy import executions
 from services.vault_proxy.core.answer import Answer, Outcome
-from services.vault_proxy.executions import Executions, MayHaveRun, digest_of
+from services.vault_proxy.executions import Executions, MayHaveRun, Say, Work, digest_of
 
 
-def work(answer: Answer | Exception) -> Callable[[], Awaitable[Answer]]:
+def work(answer: Answer | Exception) -> Work:
     """Returns work that ends in this way."""
 
-    async def done() -> Answer:
+    async def done(say: Say) -> Answer:
         if isinstance(answer, Answer):
             return answer
         raise answer
@@ -58,7 +57,7 @@ async def test_a_session_runs_so_much_at_once(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(executions, "MOST_RUNNING", 2)
     known, go_on = Executions(60), asyncio.Event()
 
-    async def wait() -> Answer:
+    async def wait(say: Say) -> Answer:
         await go_on.wait()
         return Answer("a")
 
@@ -92,7 +91,7 @@ async def test_a_session_that_ends_takes_its_executions_along() -> None:
     """They are interrupted; those of others go on."""
     known, go_on = Executions(60), asyncio.Event()
 
-    async def wait() -> Answer:
+    async def wait(say: Say) -> Answer:
         await go_on.wait()
         return Answer("a")
 
@@ -111,3 +110,45 @@ def test_a_digest_tells_calls_apart() -> None:
     assert digest_of("t", {"a": 1, "b": 2}) == digest_of("t", {"b": 2, "a": 1})
     others = [digest_of("t", {"a": 1}), digest_of("u", {"a": 1}), digest_of("t", {"a": "1"}), digest_of("t", {})]
     assert len(set(others)) == 4
+
+
+async def test_what_a_call_says_is_followed_from_anywhere() -> None:
+    """What it said before, what it says later, and its result; from a number of characters on; also after its end."""
+    known, go_on, halfway = Executions(60), asyncio.Event(), asyncio.Event()
+
+    async def talk(say: Say) -> Answer:
+        say("one\n")
+        say("x" * executions.SAID_CHARACTERS)  # too much: not heard
+        halfway.set()
+        await go_on.wait()
+        say("two\n")
+        return Answer("done")
+
+    running = asyncio.ensure_future(known.run(("s", "1"), "d", talk, False))
+    await halfway.wait()
+    watch = known.watch(("s", "1"), 0)
+    assert await anext(watch) == "one\n"
+    go_on.set()
+    assert [each async for each in watch] == ["two\n", Answer("done")]
+    assert [each async for each in known.watch(("s", "1"), 2)] == ["e\ntwo\n", Answer("done")]
+    assert await running == Answer("done")
+    with pytest.raises(Gone):
+        await anext(known.watch(("s", "2"), 0))
+
+
+async def test_who_watches_a_failure_is_told_it() -> None:
+    """Also one that began to watch before."""
+    known, go_on = Executions(60), asyncio.Event()
+
+    async def fail(say: Say) -> Answer:
+        await go_on.wait()
+        raise Unavailable("SERVER_UNAVAILABLE", "gone")
+
+    running = asyncio.ensure_future(known.run(("s", "1"), "d", fail, False))
+    await asyncio.sleep(0)
+    watching = asyncio.ensure_future(anext(known.watch(("s", "1"), 0)))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    go_on.set()
+    for waiting in (running, watching):
+        with pytest.raises(Unavailable):
+            await waiting

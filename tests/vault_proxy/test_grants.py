@@ -72,6 +72,8 @@ async def test_without_a_valid_grant_nothing_is_done(proxy: Proxy, metadata: Any
         stub.CancelExecution(pb.CancelExecutionRequest(execution_id="x"), metadata=metadata),
     ):
         assert (await refusal(call)).reason == "GRANT_INVALID"
+    watch = stub.WatchExecution(pb.WatchExecutionRequest(execution_id="x"), metadata=metadata)
+    assert (await refusal(watch.read())).reason == "GRANT_INVALID"
 
 
 async def test_two_grants_are_none(proxy: Proxy) -> None:

@@ -104,6 +104,7 @@ class Event(message.Message):
     HAND_DETACHED_FIELD_NUMBER: builtins.int
     HAND_TRANSFERRED_FIELD_NUMBER: builtins.int
     CREDENTIAL_USED_FIELD_NUMBER: builtins.int
+    TOOLS_CHANGED_FIELD_NUMBER: builtins.int
     CHILD_STARTED_FIELD_NUMBER: builtins.int
     CHILD_ENDED_FIELD_NUMBER: builtins.int
     SESSION_FORKED_FIELD_NUMBER: builtins.int
@@ -246,6 +247,10 @@ class Event(message.Message):
         """A credential was used."""
 
     @builtins.property
+    def tools_changed(self) -> ToolsChanged:
+        """An MCP server offers other tools than before."""
+
+    @builtins.property
     def child_started(self) -> ChildStarted:
         """The session started another one."""
 
@@ -299,16 +304,17 @@ class Event(message.Message):
         hand_detached: HandDetached | None = ...,
         hand_transferred: HandTransferred | None = ...,
         credential_used: CredentialUsed | None = ...,
+        tools_changed: ToolsChanged | None = ...,
         child_started: ChildStarted | None = ...,
         child_ended: ChildEnded | None = ...,
         session_forked: SessionForked | None = ...,
         custom: Custom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "tools_changed", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1257,6 +1263,47 @@ class CredentialUsed(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["credential_id", b"credential_id", "execution_id", b"execution_id", "result", b"result", "server", b"server", "vault_id", b"vault_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ToolsChanged(message.Message):
+    """An MCP server offers other tools than it did in this session: by its own word,
+    or found out when it was asked again. What the model was offered stays as
+    `ToolsOffered` says, so this tells people to look.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: builtins.int
+    ADDED_FIELD_NUMBER: builtins.int
+    REMOVED_FIELD_NUMBER: builtins.int
+    CHANGED_FIELD_NUMBER: builtins.int
+    server: builtins.str
+    """The MCP server's name in the session."""
+    @builtins.property
+    def added(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools that it had not, by the names that the model would see."""
+
+    @builtins.property
+    def removed(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools that it has no longer."""
+
+    @builtins.property
+    def changed(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools whose description, input schema or annotations are others now."""
+
+    def __init__(
+        self,
+        *,
+        server: builtins.str = ...,
+        added: abc.Iterable[builtins.str] | None = ...,
+        removed: abc.Iterable[builtins.str] | None = ...,
+        changed: abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["added", b"added", "changed", b"changed", "removed", b"removed", "server", b"server"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

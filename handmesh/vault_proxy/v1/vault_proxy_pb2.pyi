@@ -215,6 +215,62 @@ class ExecuteResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class WatchExecutionRequest(message.Message):
+    """Request for `WatchExecution`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    EXECUTION_ID_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    execution_id: builtins.str
+    """The execution."""
+    offset: builtins.int
+    """Characters of progress to skip."""
+    def __init__(
+        self,
+        *,
+        execution_id: builtins.str = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["execution_id", b"execution_id", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WatchExecutionResponse(message.Message):
+    """Response for `WatchExecution`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHUNK_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: builtins.int
+    chunk: builtins.str
+    """Whole lines of progress. Of one execution at most 32 KiB are kept."""
+    next_offset: builtins.int
+    """Where the next chunk starts, in characters: what to resume from."""
+    @builtins.property
+    def result(self) -> tool_pb2.ToolResult:
+        """The result. Always last."""
+
+    def __init__(
+        self,
+        *,
+        chunk: builtins.str = ...,
+        result: tool_pb2.ToolResult | None = ...,
+        next_offset: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk", "event", b"event", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk", "event", b"event", "next_offset", b"next_offset", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = typing.Literal["chunk", "result"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+@typing.final
 class CancelExecutionRequest(message.Message):
     """Request for `CancelExecution`."""
 

@@ -60,6 +60,11 @@ class VaultProxyServiceStub:
                 request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteRequest.SerializeToString,
                 response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteResponse.FromString,
                 _registered_method=True)
+        self.WatchExecution = channel.unary_stream(
+                '/handmesh.vault_proxy.v1.VaultProxyService/WatchExecution',
+                request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionRequest.SerializeToString,
+                response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionResponse.FromString,
+                _registered_method=True)
         self.CancelExecution = channel.unary_unary(
                 '/handmesh.vault_proxy.v1.VaultProxyService/CancelExecution',
                 request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionRequest.SerializeToString,
@@ -168,6 +173,17 @@ class VaultProxyServiceServicer:
         (`CREDENTIAL_REVOKED`, metadata `server`).
         * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
         The tool may have run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchExecution(self, request, context):
+        """Follows an execution: what its server says of its progress, then the result.
+        Says it again from `offset` on, also after the end.
+
+        * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+        * What `Execute` ends with when there is no result.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -308,6 +324,11 @@ def add_VaultProxyServiceServicer_to_server(servicer, server):
                     request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteRequest.FromString,
                     response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteResponse.SerializeToString,
             ),
+            'WatchExecution': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchExecution,
+                    request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionRequest.FromString,
+                    response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionResponse.SerializeToString,
+            ),
             'CancelExecution': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelExecution,
                     request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionRequest.FromString,
@@ -444,6 +465,33 @@ class VaultProxyService:
             '/handmesh.vault_proxy.v1.VaultProxyService/Execute',
             handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteRequest.SerializeToString,
             handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.ExecuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchExecution(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/handmesh.vault_proxy.v1.VaultProxyService/WatchExecution',
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionRequest.SerializeToString,
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.WatchExecutionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -68,6 +68,13 @@ class VaultProxyServiceStub:
     * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
       The tool may have run.
     """
+    WatchExecution: _grpc.UnaryStreamMultiCallable[_vault_proxy_pb2.WatchExecutionRequest, _vault_proxy_pb2.WatchExecutionResponse]
+    """Follows an execution: what its server says of its progress, then the result.
+    Says it again from `offset` on, also after the end.
+
+    * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+    * What `Execute` ends with when there is no result.
+    """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]
     """Asks the MCP server to stop an execution. Idempotent; an id that is not
     known never starts.
@@ -176,6 +183,13 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
       (`CREDENTIAL_REVOKED`, metadata `server`).
     * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
       The tool may have run.
+    """
+    WatchExecution: _aio.UnaryStreamMultiCallable[_vault_proxy_pb2.WatchExecutionRequest, _vault_proxy_pb2.WatchExecutionResponse]  # type: ignore[assignment]
+    """Follows an execution: what its server says of its progress, then the result.
+    Says it again from `offset` on, also after the end.
+
+    * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+    * What `Execute` ends with when there is no result.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]  # type: ignore[assignment]
     """Asks the MCP server to stop an execution. Idempotent; an id that is not
@@ -294,6 +308,19 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
           (`CREDENTIAL_REVOKED`, metadata `server`).
         * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
           The tool may have run.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchExecution(
+        self,
+        request: _vault_proxy_pb2.WatchExecutionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_vault_proxy_pb2.WatchExecutionResponse], _abc.AsyncIterator[_vault_proxy_pb2.WatchExecutionResponse]]:
+        """Follows an execution: what its server says of its progress, then the result.
+        Says it again from `offset` on, also after the end.
+
+        * `NOT_FOUND`: this service does not know the id (`EXECUTION_UNKNOWN`).
+        * What `Execute` ends with when there is no result.
         """
 
     @_abc_1.abstractmethod

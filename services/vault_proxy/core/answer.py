@@ -15,6 +15,7 @@ from services.vault_proxy.core.scrub import Scrubber
 INPUT_BYTES = 1024 * 1024
 OUTPUT_CHARACTERS = 100_000
 CONTENT_BYTES = 4 * 1024 * 1024  # of images and documents; what is more is left out, and said
+PROGRESS_CHARACTERS = 500  # of one message of progress
 NO_OUTPUT = "(no output)"
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 DOCUMENT_TYPES = frozenset({"application/pdf"})
@@ -39,6 +40,21 @@ class Answer:
     outcome: Outcome = Outcome.OK
     content_json: str = ""
     truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a server says of a call that runs: how much is done, of how much if it knows, and in words."""
+
+    done: float
+    total: float | None = None
+    message: str | None = None
+
+    def line(self, scrubber: Scrubber) -> str:
+        """Returns it as a line for people, without the credential."""
+        count = f"{self.done:g}" if self.total is None else f"{self.done:g}/{self.total:g}"
+        words = scrubber.value(self.message[:PROGRESS_CHARACTERS]) if self.message else ""
+        return f"[{count}] {words}".rstrip() + "\n"
 
 
 def parse_input(name: str, text: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ MOST_TOOLS = 1_000  # of one server
 CATALOG_BYTES = 2 * 1024 * 1024  # of one server: names, descriptions and schemas
 DESCRIPTION_CHARACTERS = 8_000
 SHOWN_NAME_CHARACTERS = 200
+PRINT_CHARACTERS = 32  # of SHA-256, in hex
 
 # Control characters but newline and tab, and those that turn the direction of text.
 _UNSEEN = dict.fromkeys(
@@ -67,6 +69,36 @@ class Catalog:
             tuple(tool for tool in self.tools if tool.own_name in allowed),
             tuple(problem for problem in self.problems if problem.tool in ("", *allowed)),
         )
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a server's tools differ from those that it had: names as the model sees them, sorted."""
+
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]  # their description, schema or annotations
+
+
+def prints_of(catalog: Catalog) -> dict[str, str]:
+    """Returns a hash of what the model is told of each tool, by its name."""
+    return {
+        tool.name: hashlib.sha256(
+            json.dumps([tool.description, tool.input_schema_json, tool.idempotent, tool.read_only]).encode()
+        ).hexdigest()[:PRINT_CHARACTERS]
+        for tool in catalog.tools
+    }
+
+
+def difference(before: Mapping[str, str], after: Mapping[str, str]) -> Change | None:
+    """Returns how the prints differ, or None when they do not."""
+    if before == after:
+        return None
+    return Change(
+        added=tuple(sorted(after.keys() - before.keys())),
+        removed=tuple(sorted(before.keys() - after.keys())),
+        changed=tuple(sorted(name for name in before.keys() & after.keys() if before[name] != after[name])),
+    )
 
 
 def build(server: str, raw_tools: Iterable[Mapping[str, Any]]) -> Catalog:

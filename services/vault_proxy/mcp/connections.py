@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 CREDENTIAL_SECONDS = 30.0  # how long a credential is used before it is looked up again
 MOST_CONNECTIONS = 2_000
+MOST_PINS = 10_000  # of sessions and servers; a change of one that is forgotten is not noticed
 SWEEP_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
 
 _log = Log("services.vault_proxy.mcp")
 T = TypeVar("T")
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Use:
     """What one call used: set as it goes, to be read when the call has ended in whatever way."""
 
     credential: Usable | None = None
+    change: catalog.Change | None = None  # of the server's tools
 
 
 @dataclass(eq=False)
@@ -63,11 +66,15 @@ class _Held:
     credential: Usable | None = None
     looked_up: float | None = None
     catalog: Catalog | None = None
+    outdated: bool = False  # the server says that it has other tools now
     users: int = 0
     used_at: float = 0.0
 
     def bearer(self) -> Secret[str] | None:
         return self.credential.value if self.credential else None
+
+    def outdate(self) -> None:
+        self.outdated = True
 
     def disconnect(self) -> None:
         if self.connection is not None:
@@ -85,16 +92,18 @@ class Connections:
         self._ca_file = ca_file
         self._outbound: Outbound | None = None
         self._held: dict[tuple[str, str], _Held] = {}
+        self._pins: dict[tuple[str, str], dict[str, str]] = {}  # what was listed last; the oldest first
         self._hosts: set[asyncio.Task[None]] = set()
 
     async def tools(self, access: Access, server: Server, use: Use, refresh: bool = False) -> Catalog:
-        """Returns what a server offers, as it was listed before unless `refresh`.
+        """Returns what a server offers, as it was listed before unless `refresh`, or unless it said that it changed.
 
         Raises ServerLost, Denied (`SERVER_ADDRESS_DENIED`), Refused (`CREDENTIAL_REVOKED`), Unavailable
         (`VAULT_UNAVAILABLE`) or Full.
         """
         held = self._hold(access, server)
-        if held.catalog is None or refresh:
+        if held.catalog is None or held.outdated or refresh:
+            held.outdated = False  # before it is asked: what it says meanwhile counts
 
             async def ask(connection: Connection) -> list[dict[str, Any]]:
                 return await connection.list_tools()
@@ -102,25 +111,38 @@ class Connections:
             try:
                 async with asyncio.timeout(self._limits.connect_seconds):
                     raw = await self._with(access, held, ask, use)
+            except ServiceError:
+                held.outdated = True
+                raise
             except TimeoutError:
+                held.outdated = True
                 held.disconnect()
                 raise ServerLost(server.name, "does not list its tools in time", begun=False) from None
             scrubber = _scrubber(use.credential)
             held.catalog = catalog.build(server.name, scrubber.value(raw))
             self.tell(scrubber, access, server, use)
+            use.change = self._pin((access.session_id, server.name), catalog.prints_of(held.catalog))
         return held.catalog
 
+    def _pin(self, key: tuple[str, str], prints: dict[str, str]) -> catalog.Change | None:
+        """Remembers what a server offers to a session, for as long as the session is known. Returns what changed."""
+        before = self._pins.pop(key, None)
+        self._pins[key] = prints
+        while len(self._pins) > MOST_PINS:
+            del self._pins[next(iter(self._pins))]
+        return None if before is None else catalog.difference(before, prints)
+
     async def call(
-        self, access: Access, server: Server, tool: str, arguments: dict[str, Any], use: Use
+        self, access: Access, server: Server, tool: str, arguments: dict[str, Any], use: Use, say: Say
     ) -> tuple[dict[str, Any], Scrubber]:
         """Calls a tool by the server's own name for it. Returns the answer as it came, and what cleans it.
 
-        Raises as `tools` does.
+        `say` gets lines of the call's progress. Raises as `tools` does.
         """
         held = self._hold(access, server)
 
         async def ask(connection: Connection) -> dict[str, Any]:
-            return await connection.call_tool(tool, arguments)
+            return await connection.call_tool(tool, arguments, lambda told: say(told.line(_scrubber(held.credential))))
 
         try:
             answer = await self._with(access, held, ask, use)
@@ -194,7 +216,9 @@ class Connections:
             from services.vault_proxy.outbound import Outbound
 
             self._outbound = Outbound(self._allowed, self._ca_file)
-        connection: Connection = module.Connection(held.server.name, held.server.url, self._outbound, held.bearer)
+        connection: Connection = module.Connection(
+            held.server.name, held.server.url, self._outbound, held.bearer, held.outdate
+        )
         try:
             await connection.open(self._limits.connect_seconds)
         except BaseException:
@@ -231,6 +255,8 @@ class Connections:
         """Lets go of everything of a session."""
         for key in [key for key in self._held if key[0] == session_id]:
             self._held.pop(key).disconnect()
+        for key in [key for key in self._pins if key[0] == session_id]:
+            del self._pins[key]
 
     def _sweep(self, idle_seconds: float) -> None:
         now = time.monotonic()

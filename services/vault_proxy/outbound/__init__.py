@@ -15,14 +15,17 @@ is the operator's own setting.
 """
 
 from services.vault_proxy.outbound.bodies import BODY_BYTES, STREAM_BYTES, BodyRefused
-from services.vault_proxy.outbound.client import Answer, NoAnswer, Outbound
+from services.vault_proxy.outbound.client import Answer, Client, NoAnswer, Outbound
 from services.vault_proxy.outbound.exchange import Exchange, Failure, observe
+from services.vault_proxy.outbound.transport import STANDING_STREAMS
 
 __all__ = [
     "BODY_BYTES",
+    "STANDING_STREAMS",
     "STREAM_BYTES",
     "Answer",
     "BodyRefused",
+    "Client",
     "Exchange",
     "Failure",
     "NoAnswer",

@@ -19,6 +19,7 @@ from services.vault_proxy.quiet import silence
 from services.vault_proxy.secret import Secret
 
 WRITE_SECONDS = 30.0
+Client = httpx2.AsyncClient
 REQUEST_SECONDS = 15.0  # for all of a single request
 
 

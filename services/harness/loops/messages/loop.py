@@ -211,4 +211,6 @@ class Turn:
     async def _ask(self) -> None:
         """Asks the model and says what it answered, or that it did not."""
         assert self._newest is not None
+        for _ in range(2):
+            await asyncio.sleep(0)  # what takes the session up leaves first: the reply waits for it
         await self._asking.ask(await asyncio.shield(self._newest))
