@@ -245,6 +245,12 @@ class Connections:
         held.used_at = time.monotonic()
         return held
 
+    def changed(self, credential_id: str) -> None:
+        """Forgets a credential that was replaced or purged: it is looked up again before it is used."""
+        for held in self._held.values():
+            if held.credential is not None and held.credential.credential_id == credential_id:
+                held.looked_up = None
+
     def drop(self, session_id: str) -> None:
         """Lets go of everything of a session."""
         for key in [key for key in self._held if key[0] == session_id]:
