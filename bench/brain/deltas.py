@@ -11,12 +11,13 @@ from typing import Any
 
 from bench.brain.echo import echo
 from bench.brain.model import Plan
+from bench.brain.progress import telling
 from bench.brain.watch import Watch
 from bench.brain.world import World, first_piece, p50, percentile, start, timed
 from bench.figure import Figure
 
 BLOCKS = {"ci": 5, "full": 12}
-TURNS = {"ci": 12, "full": 50}
+TURNS = {"ci": 8, "full": 50}
 WARM_UP = 10
 LATER_P50_MS, LATER_P95_MS = 2.5, 4.0
 ECHOES = 12.0
@@ -40,7 +41,9 @@ async def measure(size: str) -> AsyncIterator[Any]:
         for _ in range(WARM_UP):
             await world.turn(watch, Plan(pieces=3))
             await first_piece(world.sdk, Plan(pieces=3))
-        blocks = [await _block(world, watch, called, TURNS[size]) for _ in range(BLOCKS[size])]
+        blocks = [
+            await _block(world, watch, called, TURNS[size]) for _ in telling("blocks of turns", range(BLOCKS[size]))
+        ]
     later50 = tuple(p50(block.mesh) - p50(block.direct) for block in blocks)
     later95 = tuple(percentile(block.mesh, 95) - percentile(block.direct, 95) for block in blocks)
     from_emit = tuple((p50(block.mesh_whole) - p50(block.direct_whole)) / block.echo for block in blocks)
@@ -67,8 +70,8 @@ async def _block(world: World, watch: Watch, called: Any, turns: int) -> Block:
     for _ in range(turns):
         seen = len(watch.seen)
         sent = await world.turn(watch, Plan(pieces=3))
-        came, preview = await watch.until("preview", seen, 10)
-        asked = int(preview.text.split()[0])
+        came, text = await watch.first_text(seen, 10)
+        asked = int(text.split()[0])
         mesh.append((came - asked) / 1e6)
         mesh_whole.append((came - sent) / 1e6)
         call, asked, came = await first_piece(world.sdk, Plan(pieces=3))

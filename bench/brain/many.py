@@ -13,19 +13,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from bench.brain.model import Plan
+from bench.brain.progress import telling
 from bench.brain.shown import Shown
 from bench.brain.watch import Watch
 from bench.brain.world import World, cpu_seconds, first_piece, p50, percentile, resident, start
 from bench.figure import Figure
 
 STARTS_PER_SECOND, EVERY_MS = 5.0, 200.0
-PIECES = {"ci": 15, "full": 100}
-IN_FLIGHT = {"ci": 24, "full": 250}  # sessions that are started; those that start while it fills up do not count
+PIECES = {"ci": 10, "full": 100}
+IN_FLIGHT = {"ci": 20, "full": 250}  # sessions that are started; those that start while it fills up do not count
 FILLING = {"ci": 5, "full": 80}
 LATER_MS = 50.0
-BURST = {"ci": 30, "full": 100}
-ASLEEP = {"ci": 40, "full": 1_000}
-IDLE_SECONDS = {"ci": 1.5, "full": 10.0}
+BURST = {"ci": 20, "full": 100}
+ASLEEP = {"ci": 20, "full": 1_000}
+IDLE_SECONDS = {"ci": 1.0, "full": 10.0}
 SETTLE_SECONDS = {"ci": 0.5, "full": 5.0}
 AT_ONCE = 8
 FRESH_MB, USED_MB = 60.0, 130.0
@@ -58,7 +59,7 @@ def _arms(world: World) -> dict[str, Start]:
         begun = time.monotonic_ns()
         watch = Watch(await world.client.create_session(None, plan.text))
         try:
-            came, _ = await watch.until("preview", 0, 120)
+            came, _ = await watch.first_text(0, 120)
             await watch.until("turn_ended", 0, 120)
         finally:
             await watch.close()
@@ -87,7 +88,7 @@ async def _poisson(begin: Start, size: str) -> list[float]:
     tasks = []
     async with asyncio.TaskGroup() as group:
         due = time.monotonic()
-        for _ in range(IN_FLIGHT[size]):
+        for _ in telling("sessions in flight", range(IN_FLIGHT[size])):
             due += dice.expovariate(STARTS_PER_SECOND)
             await asyncio.sleep(due - time.monotonic())
             tasks.append(group.create_task(begin(Plan(pieces=PIECES[size], every_ms=EVERY_MS))))
@@ -106,7 +107,7 @@ def _resampled(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, .
 async def _asleep(world: World, size: str) -> AsyncIterator[Any]:
     before = await _idle(world, size)
     yield Figure("harness before its first turn, resident", "MB", (before[0],), FRESH_MB)
-    left = iter(range(ASLEEP[size]))
+    left = telling("sessions to fall asleep", range(ASLEEP[size]))
 
     async def make() -> None:
         for _ in left:

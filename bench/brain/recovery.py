@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.brain.model import Plan
+from bench.brain.progress import telling
 from bench.brain.shown import Shown
 from bench.brain.watch import ANY_EVENT, Watch
 from bench.brain.world import Brain, World, p50, start
@@ -44,13 +45,13 @@ async def measure(size: str) -> AsyncIterator[Any]:
         watches = {"model": await world.session(), "tool": await world.session()}
         await world.turn(watches["tool"], Plan("true"))
         pair, alone = Found(), Found()
-        for number in range(KILLS[size]):
+        for number in telling("kills with a second harness", range(KILLS[size])):
             doing = ("model", "tool")[number % 2]
             killed = await _kill(world, brains, watches[doing], doing, number, pair)
             brains.remove(killed)
             brains.append(await world.brain())
         await brains.pop().process.stop()
-        for number in range(KILLS[size], KILLS[size] + ALONE[size]):
+        for number in telling("kills with no other", range(KILLS[size], KILLS[size] + ALONE[size])):
             doing = ("model", "tool")[number % 2]
             await _kill(world, brains, watches[doing], doing, number, alone, again=True)
     every = tuple(pair.next_event["model"] + pair.next_event["tool"])

@@ -21,6 +21,7 @@ from typing import Any
 
 from bench.brain.echo import echo
 from bench.brain.model import Plan
+from bench.brain.progress import telling
 from bench.brain.shown import Shown
 from bench.brain.watch import Watch
 from bench.brain.world import TURN_SECONDS, World, first_piece, p50, start, timed
@@ -29,8 +30,8 @@ from bench.log.world import fsync
 
 COMMAND = "echo hi"
 WARM_UP = 4
-TURNS = {"ci": 20, "full": 200}
-FIRST_TURNS = {"ci": 5, "full": 30}
+TURNS = {"ci": 12, "full": 200}
+FIRST_TURNS = {"ci": 4, "full": 30}
 WARM_CALLS, FIRST_CALLS = 8, 12
 MESH_MS = 15.0
 AFTER_SECONDS = 0.1  # what a turn leaves to be said after its end
@@ -66,9 +67,9 @@ async def measure(size: str) -> AsyncIterator[Any]:
             for number in range(WARM_UP):
                 await world.turn(await world.session(), Plan(COMMAND, number=number))
             watch = await world.session()
-            for number in range(WARM_UP + TURNS[size]):
+            for number in telling("warm turns", range(WARM_UP + TURNS[size])):
                 await _turn(world, watch, 1_000 + number, file, warm if number >= WARM_UP else Measured(), tool)
-            for number in range(FIRST_TURNS[size]):
+            for number in telling("first turns", range(FIRST_TURNS[size])):
                 await _turn(world, None, 5_000 + number, file, first, tool)
             async with echo(world) as called:
                 echo_ms = p50(await timed(called, 100))

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from bench.brain.model import Plan
+from bench.brain.progress import telling
 from bench.brain.shown import Shown
 from bench.brain.world import World, p50, percentile, start
 from bench.figure import Figure
 
 EVENTS = 1_000
-WAKES = {"ci": 12, "full": 100}
+WAKES = {"ci": 8, "full": 100}
 BOUND_MS = 40.0
 SLEEP_SECONDS = 0.05  # until its harness has let go of it
 WARM_UP = 5
@@ -22,12 +23,14 @@ async def measure(size: str) -> AsyncIterator[Any]:
     """Wakes a long session and a short one in turns."""
     async with start() as world:
         long, short = await world.session(), await world.session()
-        while not long.events() or long.events()[-1].position < EVENTS:
+        for _ in telling("turns of the session that is to be long", range(EVENTS)):
             await world.turn(long, Plan("true"))
+            if long.events()[-1].position >= EVENTS:
+                break
         for _ in range(WARM_UP):
             await world.turn(short, Plan())
         taken: dict[str, list[float]] = {"long": [], "short": []}
-        for number in range(WAKES[size]):
+        for number in telling("wakes", range(WAKES[size])):
             for name, watch in (("long", long), ("short", short)):
                 await asyncio.sleep(SLEEP_SECONDS)
                 sent = await world.turn(watch, Plan(number=number * 2 + (name == "long")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
@@ -27,8 +28,15 @@ class Watch:
             self.seen.append((time.monotonic_ns(), kind, said))
             self._news.set()
 
-    async def until(self, kind: str, start: int, seconds: float) -> tuple[int, Any]:
-        """Waits for something of a kind, beginning at `seen[start]`. Returns when it came, and what it is.
+    async def first_text(self, start: int, seconds: float) -> tuple[int, str]:
+        """Waits for the first of an answer's text: a preview, or its event where it had none. Raises as `until`."""
+        came, said = await self.until("preview", start, seconds, "model_replied")
+        if isinstance(said, Preview):
+            return came, said.text
+        return came, str(json.loads(said.model_replied.content_json)[0]["text"])
+
+    async def until(self, kind: str, start: int, seconds: float, other: str = "") -> tuple[int, Any]:
+        """Waits for something of a kind, or of another one, from `seen[start]` on. Returns when it came, and what.
 
         Raises TimeoutError, what ended the stream, and RuntimeError when the session says that it failed.
         """
@@ -37,7 +45,7 @@ class Watch:
             while True:
                 self._news.clear()
                 for came, found, said in self.seen[at:]:
-                    if found == kind or (kind == ANY_EVENT and found != "preview"):
+                    if found in (kind, other) or (kind == ANY_EVENT and found != "preview"):
                         return came, said
                     if found == "error_raised":
                         raise RuntimeError(f"session {self.session.id}: {said.error_raised}")

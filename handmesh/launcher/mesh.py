@@ -20,7 +20,7 @@ from handmesh.launcher.health import Health
 from handmesh.launcher.lock import Lock
 from handmesh.launcher.migration import finish_migration, start_migration
 from handmesh.launcher.nats import Nats, NatsFiles, ensure_logins
-from handmesh.launcher.openbao import OpenBao, approle_file, operator_of
+from handmesh.launcher.openbao import OpenBao, approle_file, ensure_issuer_key, issue_approle, operator_of
 from handmesh.launcher.ports import HOST, SERVICES, require_free
 from handmesh.launcher.processes import Command, Process, describe_exit
 from handmesh.launcher.settings import (
@@ -123,15 +123,10 @@ class Mesh:
         parts = ["nats", "openbao", *SERVICES]
         if isinstance(self.settings.model, Scripted):
             parts.append("model")
-        if not approle_file(self.files.openbao).exists():
-            # The very first start: there is no identity yet with which vault_proxy could log in.
-            parts.remove("vault_proxy")
         try:
             async with asyncio.TaskGroup() as starts:
-                tasks = {part: starts.create_task(self._start(part)) for part in parts}
-                if "vault_proxy" not in tasks:
-                    await tasks["openbao"]
-                    await self._start("vault_proxy")
+                for part in parts:
+                    starts.create_task(self._start(part))
             await self._start("janitor")
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
@@ -147,14 +142,20 @@ class Mesh:
                     self.files.openbao, log, ports.openbao, ports.openbao_cluster, die_with_launcher=dies_with_us
                 )
                 self._processes[part] = bao.process
+                await self._issue_approle()  # a vault_proxy that starts beside it waits for that
             case "model":
                 await self._start_scripted_model()
             case "janitor":
                 self._run(part, ["services.session.janitor"], operator_environment(part, self.settings))
             case _:
+                if part == "vault_proxy" and "openbao" in self.pids:
+                    await self._issue_approle()
                 process = self._run(part, [f"services.{part}"], service_environment(part, self.settings))
                 async with Health(process, ports.as_mapping()[part]) as health:
                     await process.ready(health.serving, within=SERVICE_READY_WITHIN)
+
+    async def _issue_approle(self) -> None:
+        await asyncio.to_thread(issue_approle, self.files.openbao, self.vault)
 
     async def _start_nats(self, log: Path) -> None:
         """Starts NATS, and beside it what makes its streams: that waits for NATS, and ends by itself."""
@@ -214,6 +215,8 @@ def _claim(settings: MeshSettings) -> tuple[MeshSettings, Lock]:
         ensure_certificates(files.tls, SERVICES, datetime.datetime.now(datetime.UTC))  # noqa: TID251 - time enters here
         ensure_api_key(files.data_directory)
         private_directory(files.sandbox)
+        ensure_issuer_key(private_directory(files.openbao))
+        approle_file(files.openbao).unlink(missing_ok=True)  # it worked once, for a vault_proxy that is gone
         ensure_logins(NatsFiles(private_directory(files.nats)))
         key = settings.model.api_key if isinstance(settings.model, Claude) else SCRIPTED_KEY
         write_private(files.model_key, key.encode())

@@ -11,6 +11,15 @@ import os
 import shutil
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
 from handmesh.launcher.errors import VaultRefused
 from handmesh.launcher.files import find_program, private_directory, read_strings, write_private, write_private_json
 from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST
@@ -28,20 +37,19 @@ class OpenBao:
         self.process = process
         self.url = f"http://{HOST}:{port}"
         self.root_token = root_token
-        self.approle_file = approle_file(directory)
         self.operator = VaultOperator(HOST, port, root_token)
 
     @classmethod
     async def start(
         cls, directory: Path, log: Path, port: int, cluster_port: int, *, die_with_launcher: bool = True
     ) -> "OpenBao":
-        """Starts a server whose state is in `directory` (absolute, as is `log`); returns when vault_proxy can log in.
+        """Starts a server whose state is in `directory` (absolute, as is `log`); returns when it is laid out.
 
         The first start initialises it, which takes some two seconds; a later one unseals it with the kept key.
         Raises NotInstalled without `bao`, PartFailed when it ends or is not ready in time, VaultRefused when its key is
         lost.
         """
-        private_directory(directory)
+        ensure_issuer_key(private_directory(directory))
         _discard_half_made(directory)
         command = Command(
             name="openbao",
@@ -54,9 +62,7 @@ class OpenBao:
         try:
             keys = await _unseal(process, directory, VaultOperator(HOST, port))
             bao = cls(process, directory, port, keys.root_token)
-            if not bao.approle_file.exists():
-                approle = await asyncio.to_thread(bao.operator.lay_out)
-                write_private_json(bao.approle_file, {"role_id": approle.role_id, "secret_id": approle.secret_id})
+            await asyncio.to_thread(bao.operator.lay_out, public_key(issuer_key_file(directory)))
             return bao
         except BaseException:
             await process.stop()
@@ -64,8 +70,34 @@ class OpenBao:
 
 
 def approle_file(directory: Path) -> Path:
-    """Returns where vault_proxy's JSON {"role_id", "secret_id"} lies. It is there once a first start has finished."""
+    """Returns where vault_proxy's JSON {"role_id", "wrapped_secret_id"} lies. `issue_approle` writes it."""
     return directory / "approle.json"
+
+
+def issue_approle(directory: Path, operator: VaultOperator) -> None:
+    """Writes what vault_proxy logs in with at its next start. It works once, within ten minutes."""
+    approle = operator.issue_approle()
+    named = {"role_id": approle.role_id, "wrapped_secret_id": approle.wrapped_secret_id}
+    write_private_json(approle_file(directory), named)
+
+
+def issuer_key_file(directory: Path) -> Path:
+    """Returns where the key lies with which the session service signs for the vault, PEM. See `ensure_issuer_key`."""
+    return directory / "issuer.pem"
+
+
+def ensure_issuer_key(directory: Path) -> None:
+    """Makes the session service's key unless there is one."""
+    file = issuer_key_file(directory)
+    if not file.exists():
+        key = Ed25519PrivateKey.generate()
+        write_private(file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+def public_key(file: Path) -> str:
+    """Returns the public half of a private key, PEM."""
+    key = load_pem_private_key(file.read_bytes(), password=None)
+    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
 
 
 def operator_of(directory: Path, port: int) -> VaultOperator:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from handmesh.launcher.nats import NatsFiles
-from handmesh.launcher.openbao import approle_file
+from handmesh.launcher.openbao import approle_file, issuer_key_file
 from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST, Ports
 from handmesh.launcher.vault_operator import MOUNT
 
@@ -154,6 +154,7 @@ def _session(files: MeshFiles, ports: Ports) -> dict[str, str]:
         "HANDMESH_NATS_URL": f"nats://{HOST}:{ports.nats}",
         "HANDMESH_NATS_CREDENTIALS_FILE": str(NatsFiles(files.nats).session_credentials),
         "HANDMESH_NATS_MONITOR_URL": f"http://{HOST}:{ports.nats_monitor}",
+        "HANDMESH_VAULT_ISSUER_KEY_FILE": str(issuer_key_file(files.openbao)),
     }
 
 

@@ -22,16 +22,58 @@ ROLE = "vault-proxy"
 REQUEST_TIMEOUT = 20.0
 """Seconds for one request. Initialising takes two: the raft store elects itself leader first."""
 
-# No default policy and no right on its own token: when a token runs out, vault_proxy logs in again.
+# No default policy. It writes secrets and cannot read one; what may be told of credentials it reads.
 POLICY = f"""\
-path "{MOUNT}/data/tenants/+/vaults/*" {{ capabilities = ["create", "update", "read"] }}
+path "{MOUNT}/data/tenants/+/vaults/*" {{ capabilities = ["create", "update", "patch", "read"] }}
 path "{MOUNT}/data/tenants/+/requests/*" {{ capabilities = ["create", "update", "read"] }}
-path "{MOUNT}/data/tenants/+/secrets/*" {{ capabilities = ["create", "update", "patch", "read"] }}
+path "{MOUNT}/data/tenants/+/secrets/*" {{ capabilities = ["create", "update", "patch"] }}
 path "{MOUNT}/destroy/tenants/*" {{ capabilities = ["update"] }}
 path "{MOUNT}/metadata/tenants/*" {{ capabilities = ["read", "list", "delete"] }}
+path "auth/token/renew-self" {{ capabilities = ["update"] }}
 """
 
-TOKEN_TTL = "1h"
+AUTH = "handmesh"
+"""The JWT auth method, which takes the session service's word."""
+
+SESSION_ROLE = "session"
+SESSION_POLICY = "handmesh-session"
+ISSUER, AUDIENCE = "handmesh-session", "handmesh-vault"
+MOST_VAULTS = 16
+"""Of one session: the policy has a line for each."""
+
+
+def session_policy(accessor: str) -> str:
+    """Returns the policy of every session's token: the secrets of its tenant in its own vaults, and nothing else."""
+    claim = f"{{{{identity.entity.aliases.{accessor}.metadata."
+    lines = (
+        f'path "{MOUNT}/data/tenants/{claim}tenant}}}}/secrets/{claim}vault_{at}}}}}/*" {{ capabilities = ["read"] }}\n'
+        for at in range(MOST_VAULTS)
+    )
+    return "".join(lines)
+
+
+def session_role() -> dict[str, object]:
+    """Returns the role by which sessions log in: a batch token of a minute for a minute's word."""
+    claims = ("tenant", *(f"vault_{at}" for at in range(MOST_VAULTS)))
+    return {
+        "role_type": "jwt",
+        "bound_audiences": [AUDIENCE],
+        "user_claim": "sub",
+        "claim_mappings": dict(zip(claims, claims, strict=True)),
+        "token_type": "batch",
+        "token_ttl": "60s",
+        "token_policies": [SESSION_POLICY],
+        "token_no_default_policy": True,
+        "clock_skew_leeway": 10,
+        "expiration_leeway": 10,
+        "not_before_leeway": 10,
+    }
+
+
+TOKEN_PERIOD = "1h"
+"""How long vault_proxy's token lives without being renewed."""
+
+SECRET_ID_TTL = "10m"
 
 LOOPBACK_ONLY = ["127.0.0.1/32"]
 
@@ -49,10 +91,10 @@ class Keys:
 
 @dataclass(frozen=True)
 class AppRole:
-    """What vault_proxy logs in with."""
+    """What vault_proxy logs in with, once."""
 
     role_id: str
-    secret_id: str = field(repr=False)
+    wrapped_secret_id: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -82,28 +124,46 @@ class VaultOperator:
         """Unseals with the one key share. It is active a moment later."""
         self._request("PUT", "sys/unseal", {"key": key})
 
-    def lay_out(self) -> AppRole:
-        """Makes the secrets engine, the policy and the AppRole, as far as they are missing, and a new secret id."""
+    def lay_out(self, issuer_key: str) -> None:
+        """Makes the secrets engine, the policies and the two ways in, as far as they are missing or other than now.
+
+        `issuer_key` is the public key of the session service, PEM.
+        """
         if f"{MOUNT}/" not in self._request("GET", "sys/mounts")["data"]:
             self._request("POST", f"sys/mounts/{MOUNT}", {"type": "kv", "options": {"version": "2"}})
-        if "approle/" not in self._request("GET", "sys/auth")["data"]:
+        methods = self._request("GET", "sys/auth")["data"]
+        if "approle/" not in methods:
             self._request("POST", "sys/auth/approle", {"type": "approle"})
+        if f"{AUTH}/" not in methods:
+            self._request("POST", f"sys/auth/{AUTH}", {"type": "jwt"})
+            methods = self._request("GET", "sys/auth")["data"]
         self._request("PUT", f"sys/policies/acl/{ROLE}", {"policy": POLICY})
-        role = f"auth/approle/role/{ROLE}"
+        policy = session_policy(methods[f"{AUTH}/"]["accessor"])
+        self._request("PUT", f"sys/policies/acl/{SESSION_POLICY}", {"policy": policy})
+        trust = {"jwt_validation_pubkeys": [issuer_key], "jwt_supported_algs": ["EdDSA"], "bound_issuer": ISSUER}
+        self._request("POST", f"auth/{AUTH}/config", trust)
+        role = {**session_role(), "token_bound_cidrs": LOOPBACK_ONLY}
+        self._request("POST", f"auth/{AUTH}/role/{SESSION_ROLE}", role)
         self._request(
             "POST",
-            role,
+            f"auth/approle/role/{ROLE}",
             {
                 "token_policies": [ROLE],
                 "token_no_default_policy": True,
-                "token_ttl": TOKEN_TTL,
+                "token_period": TOKEN_PERIOD,
                 "token_bound_cidrs": LOOPBACK_ONLY,
+                "secret_id_num_uses": 1,
+                "secret_id_ttl": SECRET_ID_TTL,
                 "secret_id_bound_cidrs": LOOPBACK_ONLY,
             },
         )
+
+    def issue_approle(self) -> AppRole:
+        """Makes a secret id that works once, wrapped so that it opens once: each start of vault_proxy needs one."""
+        role = f"auth/approle/role/{ROLE}"
         role_id = self._request("GET", f"{role}/role-id")["data"]["role_id"]
-        secret_id = self._request("POST", f"{role}/secret-id", {})["data"]["secret_id"]
-        return AppRole(role_id=role_id, secret_id=secret_id)
+        wrapped = self._request("POST", f"{role}/secret-id", {}, wrap=SECRET_ID_TTL)["wrap_info"]["token"]
+        return AppRole(role_id=role_id, wrapped_secret_id=wrapped)
 
     def put_bearer(self, vault_id: str, credential_id: str, origin: str, value: str, name: str, tenant: str) -> None:
         """Puts a fixed bearer value for an origin into a vault, as docs/vault.md says how to by hand."""
@@ -117,18 +177,24 @@ class VaultOperator:
         version: int = answer["data"]["version"]
         return version
 
-    def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+    def _request(
+        self, method: str, path: str, body: Mapping[str, object] | None = None, wrap: str | None = None
+    ) -> dict[str, Any]:
         """Sends one request and returns the answer's JSON object (a JSON edge), empty when there is no body."""
-        status, content = self._exchange(method, path, body)
+        status, content = self._exchange(method, path, body, wrap)
         if status >= http.client.BAD_REQUEST:
             raise VaultRefused(f"OpenBao answered {method} {path} with {status}: {_reasons(content)}", status)
         return json.loads(content) if content else {}
 
-    def _exchange(self, method: str, path: str, body: Mapping[str, object] | None) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, path: str, body: Mapping[str, object] | None, wrap: str | None = None
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=REQUEST_TIMEOUT)
         headers = {"Content-Type": "application/json"}
         if self.token is not None:
             headers["X-Vault-Token"] = self.token
+        if wrap is not None:
+            headers["X-Vault-Wrap-TTL"] = wrap
         try:
             connection.request(method, f"/v1/{path}", None if body is None else json.dumps(body), headers)
             response = connection.getresponse()

@@ -72,11 +72,17 @@ class Grants:
             self._keep(key, _Kept(answer, time.monotonic() + _cache_seconds(answer)))
         return answer
 
-    async def _ask(self, grant: str) -> session_pb2.CheckGrantResponse:
+    async def vouched(self, grant: str) -> session_pb2.CheckGrantResponse:
+        """Says what the grant allows, with the session service's word for the vault: asked anew, and never kept.
+
+        Raises as `check`.
+        """
+        return await self._ask(grant, vault_access=True)
+
+    async def _ask(self, grant: str, vault_access: bool = False) -> session_pb2.CheckGrantResponse:
         try:
-            return await self._stub.CheckGrant(
-                session_pb2.CheckGrantRequest(), metadata=((GRANT_KEY, grant),), timeout=CHECK_SECONDS
-            )
+            request = session_pb2.CheckGrantRequest(vault_access=vault_access)
+            return await self._stub.CheckGrant(request, metadata=((GRANT_KEY, grant),), timeout=CHECK_SECONDS)
         except grpc.aio.AioRpcError as error:
             problem = channels.raised(error)
             if isinstance(problem, Unauthenticated):

@@ -19,7 +19,7 @@ from services.session.admission import MAX_SESSION_BYTES
 from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.claims import Claims
-from services.session.grants import Grants
+from services.session.grants import Grants, Vouch
 from services.session.index import Index
 from services.session.integrity import Marks
 from services.session.lifecycle import Lifecycle
@@ -56,6 +56,7 @@ def parts(
     rules: Sequence[Rule] = (),
     limits: Limits = DEFAULT_LIMITS,
     memory_bytes: int = MEMORY_BYTES,
+    vouch: Vouch | None = None,
 ) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
@@ -67,7 +68,7 @@ def parts(
     reader = Reader(recent, writer)
     index = Index(store.registry)
     claims = Claims(store.queue, store.wire, store.registry, writer, now)
-    grants = Grants(store.registry, store.wire, writer, reader, now)
+    grants = Grants(store.registry, store.wire, writer, reader, now, vouch)
     watcher = Watcher(recent, store.wire)
     sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
@@ -101,20 +102,32 @@ async def run(settings: Settings) -> None:
         rules = retention.read(settings.retention_file) if settings.retention_file else []
     except retention.RetentionError as problem:
         sys.exit(f"session: HANDMESH_RETENTION_FILE: {problem}")
+    vouch = _vouching(settings)
     logs = importlib.import_module(f"services.session.logs.{settings.log}")
     try:
         async with logs.make(settings) as store:
-            why = await serve(settings, store, rules)
+            why = await serve(settings, store, rules, vouch)
     except UnusableStoreError as problem:
         sys.exit(f"session: {problem}")
     if why:
         sys.exit(f"session: {why}")
 
 
-async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = ()) -> str:
+def _vouching(settings: Settings) -> Vouch | None:
+    if settings.vault_issuer_key_file is None:
+        return None
+    from services.session.vouching import KeyRefused, Voucher  # it loads a library that others do not need
+
+    try:
+        return Voucher.of_file(settings.vault_issuer_key_file, time.time_ns).sign
+    except KeyRefused as problem:
+        sys.exit(f"session: HANDMESH_VAULT_ISSUER_KEY_FILE {problem}")
+
+
+async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vouch: Vouch | None = None) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
-    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes)
+    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch)
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)

@@ -6,8 +6,7 @@ Three things hold a session that needs a harness:
     a claim          a harness has it, as long as its stream is open
     a timer          a harness wants it back at some time; durable, known to all replicas (`timers.py`)
 
-A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a A
-claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
+A claim holds the queue's item, so every replica knows that somebody has the session. The item is removed only when a
 claim ends and the log needs nobody. The log is read once more after that: what was appended meanwhile is seen then, and
 what is appended later queues the session again. When this process dies, the replica that its harnesses come to inherits
 the items of what they work on. The other items come back by themselves, and whoever takes one asks the other replicas

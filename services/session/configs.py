@@ -16,7 +16,8 @@ MAX_LABELS = 32
 MAX_LABEL_KEY = 64
 MAX_LABEL_VALUE = 256
 MAX_TITLE = 1_024
-MAX_NAMED = 64  # hands, servers, tools, policies or vaults of one session
+MAX_NAMED = 64  # hands, servers, tools or policies of one session
+MAX_VAULTS = 16  # of one session: the vault's policy has a line for each
 MAX_URL = 2_048
 MAIN_HAND = "main"  # of a session that names none
 
@@ -49,6 +50,8 @@ def check(config: SessionConfig) -> None:
     _check_hands(config)
     hands = frozenset(config.hands) or (frozenset() if config.no_hands else {MAIN_HAND})
     _check_servers(config.mcp_servers, taken=frozenset(hands))
+    if len(config.vault_ids) > MAX_VAULTS:
+        _refuse("vault_ids", f"has at most {MAX_VAULTS} entries")
     for at, vault_id in enumerate(config.vault_ids):
         if not ids.MINTED.fullmatch(vault_id):
             _refuse(f"vault_ids[{at}]", "must be a vault's id")
@@ -63,7 +66,7 @@ def check(config: SessionConfig) -> None:
         _refuse("max_output_tokens", "must not be negative")
     if config.context_policy_json:
         parse_json(config.context_policy_json, dict, "context_policy_json", "CONFIG_INVALID")
-    for field in ("hands", "mcp_servers", "vault_ids", "custom_tools", "tool_policies"):
+    for field in ("hands", "mcp_servers", "custom_tools", "tool_policies"):
         if len(getattr(config, field)) > MAX_NAMED:
             _refuse(field, f"has at most {MAX_NAMED} entries")
 

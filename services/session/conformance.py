@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from services.kit import ids
-from services.session.log import BATCH_SPAN, MAX_STORED_BYTES, Stop, Store, StoredBatch, TakenError, WorkItem
+from services.session import queue_conformance
+from services.session.log import BATCH_SPAN, MAX_STORED_BYTES, Stop, Store, StoredBatch, TakenError
+from services.session.queue_conformance import _harness, _take
 
 Make = Callable[[], AbstractAsyncContextManager[Store]]
 ENOUGH = 64 * 1024 * 1024
@@ -371,21 +373,11 @@ class _Ear:
         return
 
 
-def _harness() -> str:
-    return ids.mint("type")
-
-
-async def _take(store: Store, harness: str) -> WorkItem:
-    item = await store.queue.take(harness, 10.0)
-    assert item is not None, "nothing came"
-    return item
-
-
 Check = Callable[[Store], Awaitable[None]]
 
 CHECKS: list[Check] = [
     value
-    for name, value in sorted(globals().items())
+    for name, value in sorted({**vars(queue_conformance), **globals()}.items())
     if name.startswith(("log_", "registry_", "queue_", "wire_")) and callable(value)
 ]
 

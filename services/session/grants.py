@@ -48,15 +48,27 @@ class Revoked:
     below_epoch: int
 
 
+Vouch = Callable[[Granted], str]
+
+
 class Grants:
     """Mints, checks and revokes grants."""
 
-    def __init__(self, registry: Registry, wire: Wire, writer: Writer, reader: Reader, now: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        wire: Wire,
+        writer: Writer,
+        reader: Reader,
+        now: Callable[[], int],
+        vouch: Vouch | None = None,
+    ) -> None:
         self._registry = registry
         self._wire = wire
         self._writer = writer
         self._reader = reader
         self._now = now
+        self._vouch = vouch
         self._watches: set[asyncio.Queue[Revoked | Exception]] = set()
 
     def drain(self) -> None:
@@ -93,6 +105,10 @@ class Grants:
             raise _invalid()
         config = await self._reader.config(kept["session_id"], state.config_position)
         return Granted(kept["session_id"], state.tenant, state.epoch, kept["expires"], config)
+
+    def vouch(self, granted: Granted) -> str:
+        """Returns this service's word to the vault for what was granted, or nothing when it has no key for that."""
+        return self._vouch(granted) if self._vouch is not None else ""
 
     async def revoke(self, session_id: str, below_epoch: int) -> None:
         """Tells everybody who holds an answer. What `check` says follows from the log alone."""

@@ -162,7 +162,10 @@ class WorkQueue(Protocol):
         """Takes a session for a harness type, waiting at most so long. Cancelling it loses nothing."""
 
     def adopt(self, session_id: str, handle: str) -> WorkItem:
-        """Makes an item that another replica took this one's: from now on this one holds it."""
+        """Makes an item that another replica took this one's: from now on this one holds it.
+
+        Its `timed` is not known any more: False. When it is gone already, what is said of it means nothing.
+        """
 
     async def inherit(self, harness: str, session_id: str) -> WorkItem | None:
         """Makes the item of a session this replica's, whoever took it: for one whose holder is no more.

@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
-from services.kit.errors import Invalid
+from services.kit.errors import Denied, Invalid
 from services.kit.grants import GRANT_KEY
 from services.kit.guard import encoded
 from services.kit.identity import current as caller
@@ -202,6 +202,8 @@ class SessionServicer(SessionServiceServicer):
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
         granted = await self._parts.grants.check(grant_of(context))
+        if request.vault_access and caller().kind != "vault_proxy":
+            raise Denied("METHOD_DENIED", "only a vault proxy asks for the vault's access", identity=caller().kind)
         return pb.CheckGrantResponse(
             session_id=granted.session_id,
             tenant=granted.tenant,
@@ -210,6 +212,7 @@ class SessionServicer(SessionServiceServicer):
             mcp_servers=granted.config.mcp_servers,
             vault_ids=granted.config.vault_ids,
             cache_time=Duration(seconds=CACHE_SECONDS),
+            vault_jwt=self._parts.grants.vouch(granted) if request.vault_access else "",
         )
 
     async def WatchRevocations(

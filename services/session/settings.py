@@ -26,6 +26,12 @@ class Settings(Mesh):
     throwaway: bool = setting(
         "HANDMESH_THROWAWAY", flag, False, "1 runs on a NATS that does not sync: a power cut loses logs."
     )
+    vault_issuer_key_file: Path | None = tuning(
+        "HANDMESH_VAULT_ISSUER_KEY_FILE",
+        existing,
+        None,
+        "PEM, Ed25519: signs for which session's secrets the vault proxy may read. Without it no credential is used.",
+    )
     session_bytes: int = tuning(
         "HANDMESH_SESSION_BYTES", whole, MAX_SESSION_BYTES, "Most bytes of events that one session has."
     )

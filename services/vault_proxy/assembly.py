@@ -45,6 +45,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     tools = Tools(connections, executions, audit)
 
     def revoked(session_id: str, below_epoch: int) -> None:
+        store.forget(session_id, below_epoch)
         if below_epoch == 0:  # the session has ended; a newer epoch takes over what runs
             tools.end_session(session_id)
 
@@ -52,7 +53,9 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     server = serving.Server(settings)
     add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults), server.grpc)
     async with asyncio.TaskGroup() as tasks:
-        behind = [tasks.create_task(each) for each in (grants.watch(), audit.tell(), connections.keep_tidy())]
+        behind = [
+            tasks.create_task(each) for each in (grants.watch(), store.keep(), audit.tell(), connections.keep_tidy())
+        ]
         try:
             await server.start(NAME)
             yield server

@@ -15,7 +15,7 @@ import pickle
 from collections.abc import Awaitable, Callable
 
 from services.kit.errors import Conflict, Unavailable
-from services.vault_proxy.ports import CredentialStore, Document
+from services.vault_proxy.ports import CredentialStore, Document, Pass
 from services.vault_proxy.secret import Secret
 
 Check = Callable[[CredentialStore, str], Awaitable[None]]
@@ -150,6 +150,21 @@ async def check_11_versions_are_told(store: CredentialStore, folder: str) -> Non
     assert await store.version(path) == 2
     await store.purge(path)
     assert await store.version(path) == 0
+
+
+async def check_secrets(store: CredentialStore, tenant: str, vault_id: str, holder: Pass) -> None:
+    """A secret that was written or changed is read with the pass of a session that has its vault; nothing is None."""
+    folder = f"tenants/{tenant}/secrets/{vault_id}"
+    assert await store.read_secret(f"{folder}/one", holder) is None
+    await store.write(f"{folder}/one", FIELDS, 0)
+    assert await store.read_secret(f"{folder}/one", holder) == Document(Secret(FIELDS), 1)
+    assert await store.patch(f"{folder}/one", {"value": "newer", "origin": None}, 1) == 2
+    changed = {"kind": FIELDS["kind"], "value": "newer", "empty": ""}
+    assert await store.read_secret(f"{folder}/one", holder) == Document(Secret(changed), 2)
+    store.forget(holder.session_id, 0)
+    assert await store.read_secret(f"{folder}/one", holder) == Document(Secret(changed), 2)
+    await store.purge(f"{folder}/one")
+    assert await store.read_secret(f"{folder}/one", holder) is None
 
 
 async def check_shut_and_open(

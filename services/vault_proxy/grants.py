@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from handmesh.session.v1 import session_pb2
+from services.vault_proxy.ports import CredentialStore, Document, Pass
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class Access:
     epoch: int
     servers: tuple[Server, ...] = ()
     vault_ids: tuple[str, ...] = ()
+    secrets: Pass | None = field(default=None, compare=False)  # what its secrets are read with
 
     def server(self, name: str | None) -> Server | None:
         """Returns the server of a name."""
         return next((server for server in self.servers if server.name == name), None)
 
 
-def access_of(answer: session_pb2.CheckGrantResponse) -> Access:
+def access_of(answer: session_pb2.CheckGrantResponse, secrets: Pass | None = None) -> Access:
     """Makes an access of an answer."""
     return Access(
         session_id=answer.session_id,
@@ -39,4 +41,11 @@ def access_of(answer: session_pb2.CheckGrantResponse) -> Access:
         epoch=answer.epoch,
         servers=tuple(Server(each.name, each.url, tuple(each.allowed_tools)) for each in answer.mcp_servers),
         vault_ids=tuple(answer.vault_ids),
+        secrets=secrets,
     )
+
+
+async def read_secret(store: CredentialStore, access: Access, path: str) -> Document | None:
+    """Reads a secret document as the session that has the access. Raises as `CredentialStore.read_secret`."""
+    assert access.secrets is not None, "an access that came in by a grant has a pass"
+    return await store.read_secret(path, access.secrets)

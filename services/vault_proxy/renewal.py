@@ -23,7 +23,7 @@ from services.vault_proxy.audit import Audit
 from services.vault_proxy.core import renewal
 from services.vault_proxy.core.renewal import Failed, Need, Renewed
 from services.vault_proxy.credentials import Credential, Credentials
-from services.vault_proxy.grants import Access
+from services.vault_proxy.grants import Access, read_secret
 from services.vault_proxy.ports import Changes, CredentialStore, Document, Fields
 from services.vault_proxy.secret import Secret
 
@@ -65,7 +65,7 @@ class Renewal:
         Raises Refused (`CREDENTIAL_REVOKED`), or Unavailable (`CREDENTIAL_REFRESH_FAILED`, `VAULT_UNAVAILABLE`).
         """
         path = trail.secret(access.tenant, credential.vault_id, credential.credential_id)
-        document = await self._store.read(path)
+        document = await read_secret(self._store, access, path)
         if document is None or renewal.need(document.fields.reveal(), refused, self._now()) is Need.NOTHING:
             return document
         task = self._running.get(path)
@@ -75,7 +75,7 @@ class Renewal:
             task.add_done_callback(lambda ended: self._end(path, ended))
         # Shielded: it goes on without its caller, because what the server gives it must be stored.
         await asyncio.shield(task)
-        return await self._store.read(path)
+        return await read_secret(self._store, access, path)
 
     def _end(self, path: str, task: asyncio.Task[None]) -> None:
         self._running.pop(path, None)
@@ -85,7 +85,7 @@ class Renewal:
     async def _bring(self, access: Access, credential: Credential, path: str, refused: Secret[str] | None) -> None:
         ends = self._now() + WAIT_SECONDS
         while self._now() < ends:
-            document = await self._store.read(path)
+            document = await read_secret(self._store, access, path)
             if document is None:
                 return None
             fields = document.fields.reveal()
@@ -125,7 +125,7 @@ class Renewal:
                 after = f"{now + renewal.BACKOFF_SECONDS:.3f}"
                 changes, result = {**renewal.CLEARED, renewal.RENEW_AFTER: after}, "CREDENTIAL_REFRESH_FAILED"
         self._audit.used(access.session_id, _host(fields), "", credential, result)
-        await self._keep(path, changes, document, now + renewal.LEASE_SECONDS)
+        await self._keep(access, path, changes, document, now + renewal.LEASE_SECONDS)
         if not isinstance(outcome, Renewed):
             _log.warning("an access is not renewed", credential_id=credential.credential_id, result=result)
         await self._tell(access, credential, changes, outcome)
@@ -149,7 +149,7 @@ class Renewal:
             return Failed.OTHERWISE
         return renewal.answer(answer.status, answer.body)
 
-    async def _keep(self, path: str, changes: Changes, document: Document, until: float) -> None:
+    async def _keep(self, access: Access, path: str, changes: Changes, document: Document, until: float) -> None:
         """Stores what the server said. What a client has put in the refresh token's place meanwhile counts more."""
         old, version = document.fields.reveal(), document.version
         while True:
@@ -157,7 +157,7 @@ class Renewal:
                 await self._store.patch(path, changes, version)
                 return
             except Conflict:
-                now = await self._store.read(path)
+                now = await read_secret(self._store, access, path)
                 if now is None or now.fields.reveal().get("refresh") != old.get("refresh"):
                     return
                 version = now.version

@@ -17,6 +17,8 @@ from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
 from services.vault_proxy.grants import Access, access_of
 from services.vault_proxy.messages import credential_message, draft_of, vault_message
+from services.vault_proxy.passes import GrantPass
+from services.vault_proxy.secret import Secret
 from services.vault_proxy.tools import Call, Tools
 from services.vault_proxy.vaults import Vaults
 
@@ -117,7 +119,9 @@ class VaultProxy(VaultProxyServiceServicer):
 
     async def _access(self, context: Context) -> Access:
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
-        access = access_of(await self._grants.check(shown(context.invocation_metadata())))
+        grant = shown(context.invocation_metadata())
+        answer = await self._grants.check(grant)
+        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant)))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
         return access

@@ -33,11 +33,14 @@ class Settings(Mesh):
     )
     vault_url: str = setting("HANDMESH_VAULT_URL", url, "http://127.0.0.1:8200", "Where HashiCorp Vault or OpenBao is.")
     vault_mount: str = setting("HANDMESH_VAULT_MOUNT", text, "handmesh", "Its KV secrets engine, version 2.")
+    vault_auth_mount: str = setting(
+        "HANDMESH_VAULT_AUTH_MOUNT", text, "handmesh", "Its JWT auth method, which takes the session service's word."
+    )
     vault_approle_file: Path | None = setting(
         "HANDMESH_VAULT_APPROLE_FILE",
         path,
         None,
-        'JSON {"role_id", "secret_id"}: what this service logs in with. Read at each login; may come later.',
+        'JSON {"role_id", "wrapped_secret_id"}: what this service logs in with, once. It may come later.',
     )
     vault_ca_file: Path | None = setting(
         "HANDMESH_VAULT_CA_FILE", existing, None, "PEM of the authorities that sign the vault's certificate."

@@ -10,7 +10,7 @@ from services.kit.origin import Origin, UrlRefused, origin_of
 from services.vault_proxy import trail
 from services.vault_proxy.core import kinds
 from services.vault_proxy.credentials import Credential, Credentials
-from services.vault_proxy.grants import Access
+from services.vault_proxy.grants import Access, read_secret
 from services.vault_proxy.ports import CredentialStore, Document, Fields
 from services.vault_proxy.renewal import Renewal
 from services.vault_proxy.secret import Secret
@@ -59,7 +59,7 @@ class Wallet:
         if credential.kind == kinds.MCP_OAUTH:
             return await self._renewal.fresh(access, credential, refused)
         path = trail.secret(access.tenant, credential.vault_id, credential.credential_id)
-        return await self._store.read(path)
+        return await read_secret(self._store, access, path)
 
 
 def _usable(credential: Credential, document: Document | None) -> Usable | None:

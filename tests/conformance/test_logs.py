@@ -35,7 +35,7 @@ def settings(nats_server: NatsServer) -> Settings:
 def test_every_folder_is_checked() -> None:
     """There is a store in memory and one on JetStream, and every check has a number."""
     assert {"jetstream", "memory"} <= set(FOLDERS)
-    assert len(conformance.CHECKS) >= 22
+    assert len(conformance.CHECKS) >= 27
 
 
 @pytest.mark.nats

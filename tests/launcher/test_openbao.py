@@ -29,19 +29,26 @@ def call(bao: OpenBaoServer, method: str, path: str, token: str = "", body: obje
 
 
 def login(bao: OpenBaoServer) -> str:
-    """Logs in as vault_proxy does and returns the token."""
-    status, answer = call(bao, "POST", "auth/approle/login", body=read_strings(bao.approle_file))
+    """Logs in as vault_proxy does, with a file of its own, and returns the token."""
+    file = read_strings(bao.approle_file())
+    status, answer = call(bao, "POST", "sys/wrapping/unwrap", file["wrapped_secret_id"])
+    assert status == 200
+    secret_id = answer["data"]["secret_id"]
+    status, answer = call(bao, "POST", "auth/approle/login", body={"role_id": file["role_id"], "secret_id": secret_id})
     assert status == 200
     token: str = answer["auth"]["client_token"]
+    again, _ = call(bao, "POST", "auth/approle/login", body={"role_id": file["role_id"], "secret_id": secret_id})
+    assert again == 400, "a secret id works once"
     return token
 
 
-def test_vault_proxy_reads_a_tenants_secret(openbao: OpenBaoServer) -> None:
-    """What the operator puts, the AppRole reads and lists."""
+def test_vault_proxy_reads_what_may_be_told(openbao: OpenBaoServer) -> None:
+    """What the operator puts beside the secrets, the AppRole reads; of secrets it sees only that they are there."""
+    assert openbao.operator.put_secret("tenants/default/vaults/reads", {"name": "n"}) == 1
     assert openbao.operator.put_secret("tenants/default/secrets/reads", {"token": "s3cret"}) == 1
     token = login(openbao)
-    _, answer = call(openbao, "GET", "handmesh/data/tenants/default/secrets/reads", token)
-    assert answer["data"]["data"] == {"token": "s3cret"}
+    _, answer = call(openbao, "GET", "handmesh/data/tenants/default/vaults/reads", token)
+    assert answer["data"]["data"] == {"name": "n"}
     _, listed = call(openbao, "LIST", "handmesh/metadata/tenants/default/secrets", token)
     assert "reads" in listed["data"]["keys"]
 
@@ -49,6 +56,10 @@ def test_vault_proxy_reads_a_tenants_secret(openbao: OpenBaoServer) -> None:
 @pytest.mark.parametrize(
     ("method", "path"),
     [
+        ("GET", "handmesh/data/tenants/default/secrets/reads"),
+        ("GET", "handmesh/subkeys/tenants/default/secrets/reads"),
+        ("POST", "auth/handmesh/config"),
+        ("GET", "auth/handmesh/role/session"),
         ("POST", "handmesh/data/other/written"),
         ("DELETE", "handmesh/metadata/other/written"),
         ("POST", "sys/policies/acl/vault-proxy"),
@@ -80,7 +91,8 @@ def test_the_audit_log_is_private_and_shows_no_value(openbao: OpenBaoServer) -> 
 
 def test_keys_are_private_and_in_no_repr(openbao: OpenBaoServer) -> None:
     """The unseal key, the root token and the AppRole are readable by their owner alone, and are not printed."""
-    files = [openbao.directory / "openbao" / "keys.json", openbao.approle_file]
+    state = openbao.directory / "openbao"
+    files = [state / "keys.json", state / "issuer.pem", openbao.approle_file()]
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert openbao.root_token not in repr(openbao.operator)
 
@@ -101,25 +113,28 @@ def test_a_refusal_has_its_status(openbao: OpenBaoServer) -> None:
 
 
 async def test_it_comes_back_from_a_kill_by_itself(own_openbao: OpenBaoServer) -> None:
-    """After SIGKILL a start unseals it with the kept key: secrets and the AppRole are the same."""
-    own_openbao.operator.put_secret("tenants/default/secrets/kept", {"token": "t"})
-    approle = own_openbao.approle_file.read_bytes()
+    """After SIGKILL a start unseals it with the kept key: what was there, and who is trusted, are the same."""
+    own_openbao.operator.put_secret("tenants/default/vaults/kept", {"name": "n"})
+    token = await asyncio.to_thread(login, own_openbao)
+    issuer = own_openbao.issuer_key_file.read_bytes()
     await own_openbao.kill()
     await own_openbao.restart()
     assert own_openbao.operator.health() == ACTIVE
-    assert own_openbao.approle_file.read_bytes() == approle
-    token = await asyncio.to_thread(login, own_openbao)
-    _, answer = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/secrets/kept", token)
-    assert answer["data"]["data"] == {"token": "t"}
+    assert own_openbao.issuer_key_file.read_bytes() == issuer
+    _, answer = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/vaults/kept", token)
+    assert answer["data"]["data"] == {"name": "n"}
 
 
-async def test_a_first_start_that_was_cut_short_is_finished_by_the_next(own_openbao: OpenBaoServer) -> None:
-    """Initialised but without its AppRole file, it lays out what is missing and keeps what is there."""
-    own_openbao.operator.put_secret("tenants/default/secrets/kept", {"token": "t"})
-    own_openbao.approle_file.unlink()
+async def test_a_new_key_of_the_session_service_is_trusted_from_the_next_start_on(own_openbao: OpenBaoServer) -> None:
+    """Each start lays out what is missing or other than now, and keeps what is there."""
+    own_openbao.operator.put_secret("tenants/default/vaults/kept", {"name": "n"})
+    _, before = call(own_openbao, "GET", "auth/handmesh/config", own_openbao.root_token)
+    own_openbao.issuer_key_file.unlink()
     await own_openbao.restart()
+    _, after = await asyncio.to_thread(call, own_openbao, "GET", "auth/handmesh/config", own_openbao.root_token)
+    assert before["data"]["jwt_validation_pubkeys"] != after["data"]["jwt_validation_pubkeys"]
     token = await asyncio.to_thread(login, own_openbao)
-    status, _ = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/secrets/kept", token)
+    status, _ = await asyncio.to_thread(call, own_openbao, "GET", "handmesh/data/tenants/default/vaults/kept", token)
     assert status == 200
 
 
@@ -127,8 +142,7 @@ async def test_an_initialisation_that_was_cut_short_starts_afresh(own_openbao: O
     """When the keys of a new store were never kept, nobody can have used it, and it is made anew."""
     state = own_openbao.directory / "openbao"
     before = (state / "keys.json").read_bytes()
-    for file in ("keys.json", "approle.json"):
-        (state / file).unlink()
+    (state / "keys.json").unlink()
     (state / "initialising").touch()
     await own_openbao.restart()
     assert (state / "keys.json").read_bytes() != before

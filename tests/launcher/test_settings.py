@@ -43,6 +43,7 @@ def test_session_is_told_of_its_store_alone() -> None:
         "HANDMESH_NATS_URL": "nats://127.0.0.1:7420",
         "HANDMESH_NATS_CREDENTIALS_FILE": "/data/nats/session.json",
         "HANDMESH_NATS_MONITOR_URL": "http://127.0.0.1:7421",
+        "HANDMESH_VAULT_ISSUER_KEY_FILE": "/data/openbao/issuer.pem",
     }
 
 

@@ -2,13 +2,14 @@
 
 import asyncio
 import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from handmesh.launcher.openbao import OpenBao
+from handmesh.launcher.openbao import OpenBao, approle_file, issue_approle, issuer_key_file
 from handmesh.launcher.ports import free_ports
 from handmesh.launcher.processes import Process
 from handmesh.launcher.vault_operator import VaultOperator
@@ -19,7 +20,7 @@ from tests.support.requirements import require
 class OpenBaoServer:
     """A server of a test's own, or of the whole run.
 
-    `approle_file` holds JSON {"role_id", "secret_id"}, mode 0600; `operator.put_secret(path, {...})` stores a secret.
+    `operator.put_secret(path, {...})` stores a secret; `approle_file()` lets one more vault_proxy in.
     """
 
     directory: Path
@@ -27,9 +28,19 @@ class OpenBaoServer:
     cluster_port: int
     url: str
     root_token: str
-    approle_file: Path
     operator: VaultOperator
     process: Process
+
+    @property
+    def issuer_key_file(self) -> Path:
+        """The key with which a session service signs for this server."""
+        return issuer_key_file(self.directory / "openbao")
+
+    def approle_file(self) -> Path:
+        """Returns a new file for one vault_proxy to log in with, once."""
+        folder = Path(tempfile.mkdtemp(dir=self.directory))
+        issue_approle(folder, self.operator)
+        return approle_file(folder)
 
     async def kill(self) -> None:
         """Ends the server with SIGKILL."""
@@ -38,7 +49,8 @@ class OpenBaoServer:
     async def restart(self) -> None:
         """Starts the server again, on the same port and store, and unseals it."""
         await self.process.stop()
-        self.process = (await _start(self.directory, self.port, self.cluster_port)).process
+        bao = await _start(self.directory, self.port, self.cluster_port)
+        self.process, self.root_token, self.operator = bao.process, bao.root_token, bao.operator
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +94,6 @@ def _serve(directory: Path) -> Iterator[OpenBaoServer]:
         cluster_port=cluster_port,
         url=bao.url,
         root_token=bao.root_token,
-        approle_file=bao.approle_file,
         operator=bao.operator,
         process=bao.process,
     )

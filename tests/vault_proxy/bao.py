@@ -1,29 +1,21 @@
-"""What a vault's operator does in these tests: a role that may write, sealing, unsealing, and looking underneath."""
+"""What a vault's operator does in these tests: sealing, unsealing, looking underneath; and whom the vault trusts."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from handmesh.launcher.files import read_strings, write_private_json
+from handmesh.launcher.files import read_strings
+from handmesh.session.v1.config_pb2 import SessionConfig
+from services.kit import ids
+from services.session.grants import Granted
+from services.session.vouching import Voucher
+from services.vault_proxy.secret import Secret
 from tests.support.openbao import OpenBaoServer
-
-# What docs/vault.md asks an operator for when vaults are to be changed through the API.
-WRITER_POLICY = """
-path "handmesh/data/tenants/+/vaults/*"   { capabilities = ["create", "update", "read"] }
-path "handmesh/data/tenants/+/requests/*" { capabilities = ["create", "update", "read"] }
-path "handmesh/data/tenants/+/secrets/*"  { capabilities = ["create", "update", "patch", "read"] }
-path "handmesh/destroy/tenants/*"         { capabilities = ["update"] }
-path "handmesh/metadata/tenants/*"        { capabilities = ["read", "list", "delete"] }
-"""
-
-# And where they are only read.
-READER_POLICY = """
-path "handmesh/data/tenants/*" { capabilities = ["read"] }
-path "handmesh/metadata/tenants/*" { capabilities = ["read", "list"] }
-"""
 
 
 def call(bao: OpenBaoServer, method: str, path: str, body: object = None) -> Any:
@@ -37,25 +29,23 @@ def call(bao: OpenBaoServer, method: str, path: str, body: object = None) -> Any
     return json.loads(content) if content else None
 
 
-def writer_file(bao: OpenBaoServer, directory: Path) -> Path:
-    """Makes an AppRole that may change vaults, and returns the file to log in with."""
-    return _login_file(bao, directory, "writer", WRITER_POLICY)
+@dataclass
+class SessionPass:
+    """What a session service that is trusted by an OpenBao gives for one of its sessions. Implements `ports.Pass`."""
 
+    issuer_key_file: Path
+    tenant: str
+    vault_ids: tuple[str, ...]
+    session_id: str = field(default_factory=lambda: ids.mint("sess"))
+    epoch: int = 1
+    asked: int = 0
 
-def reader_file(bao: OpenBaoServer, directory: Path) -> Path:
-    """Makes an AppRole that may only read vaults, and returns the file to log in with."""
-    return _login_file(bao, directory, "reader", READER_POLICY)
-
-
-def _login_file(bao: OpenBaoServer, directory: Path, name: str, policy: str) -> Path:
-    call(bao, "PUT", f"sys/policies/acl/{name}", {"policy": policy})
-    role = {"token_policies": [name], "token_no_default_policy": True, "token_ttl": "1h"}
-    call(bao, "POST", f"auth/approle/role/{name}", role)
-    role_id = call(bao, "GET", f"auth/approle/role/{name}/role-id")["data"]["role_id"]
-    secret_id = call(bao, "POST", f"auth/approle/role/{name}/secret-id", {})["data"]["secret_id"]
-    file = directory / f"{name}.json"
-    write_private_json(file, {"role_id": role_id, "secret_id": secret_id})
-    return file
+    async def voucher(self) -> Secret[str]:
+        """Signs a new word, as services/session does."""
+        self.asked += 1
+        config = SessionConfig(vault_ids=self.vault_ids)
+        granted = Granted(self.session_id, self.tenant, self.epoch, 0, config)
+        return Secret(Voucher.of_file(self.issuer_key_file, time.time_ns).sign(granted))
 
 
 def seal(bao: OpenBaoServer) -> None:

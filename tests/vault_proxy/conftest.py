@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from handmesh.launcher.openbao import issuer_key_file
 from handmesh.sandbox.v1.tool_pb2 import ToolResult
 from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
@@ -144,6 +145,8 @@ def start(session_peer: tuple[SessionPeer, Served]) -> Start:
             "HANDMESH_OUTBOUND_ALLOW": "127.0.0.1",
         }
         values = settings.read(Settings, {**environment, **variables})
+        if values.vault_approle_file is not None:  # as `OpenBaoServer.approle_file` places it
+            peer.issuer_key_file = issuer_key_file(values.vault_approle_file.parent.parent / "openbao")
         async with AsyncExitStack() as stack:
             service = AsyncExitStack()
             stack.push_async_callback(service.aclose)
@@ -169,12 +172,12 @@ def start(session_peer: tuple[SessionPeer, Served]) -> Start:
     return started
 
 
-def vault_settings(bao: OpenBaoServer, approle_file: Path | None = None) -> dict[str, str]:
-    """Returns the settings that point at a real OpenBao."""
+def vault_settings(bao: OpenBaoServer) -> dict[str, str]:
+    """Returns the settings that point at a real OpenBao: for one start, because the login in them works once."""
     return {
         "HANDMESH_STORE": "hashicorp",
         "HANDMESH_VAULT_URL": bao.url,
-        "HANDMESH_VAULT_APPROLE_FILE": str(approle_file or bao.approle_file),
+        "HANDMESH_VAULT_APPROLE_FILE": str(bao.approle_file()),
     }
 
 

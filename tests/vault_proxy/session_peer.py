@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,6 +16,7 @@ from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
 from services.kit.errors import Unauthenticated, Unavailable
+from tests.vault_proxy.bao import SessionPass
 
 GRANT_KEY = "x-handmesh-grant"
 NAME = "handmesh.session.v1.SessionService"
@@ -26,6 +28,8 @@ class SessionPeer(SessionServiceServicer):
     def __init__(self) -> None:
         self.grants: dict[str, pb.CheckGrantResponse] = {}
         self.checks = 0
+        self.vouched = 0
+        self.issuer_key_file: Path | None = None  # of the OpenBao that trusts this peer
         self.events: list[tuple[str, Event]] = []
         self.emitted = asyncio.Event()
         self.watched = asyncio.Event()
@@ -70,11 +74,18 @@ class SessionPeer(SessionServiceServicer):
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Any) -> pb.CheckGrantResponse:
         self.checks += 1
+        self.vouched += request.vault_access
         shown = [value for key, value in context.invocation_metadata() if key == GRANT_KEY]
         found = self.grants.get(shown[0]) if len(shown) == 1 else None
         if found is None:
             raise Unauthenticated("GRANT_INVALID", f"not this one: {shown}")
-        return found
+        if not request.vault_access or self.issuer_key_file is None:
+            return found
+        answer = pb.CheckGrantResponse()
+        answer.CopyFrom(found)
+        holder = SessionPass(self.issuer_key_file, found.tenant, tuple(found.vault_ids), found.session_id, found.epoch)
+        answer.vault_jwt = (await holder.voucher()).reveal()
+        return answer
 
     async def WatchRevocations(
         self, request: pb.WatchRevocationsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -10,11 +10,13 @@ import json
 import logging
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from handmesh.launcher.files import read_strings
 from handmesh.session.v1.config_pb2 import McpServer
 from services.kit import ids
 from tests.support.openbao import OpenBaoServer
@@ -205,7 +207,9 @@ async def test_a_vault_that_fails_shows_nothing(
 ) -> None:
     """Sealed, dead, logged out: VAULT_UNAVAILABLE, and neither the secret id, a token nor the credential in it. The
     session goes on by itself when the vault is back."""
-    async with strange_server() as strange, start(**vault_settings(own_openbao)) as proxy:
+    settings = vault_settings(own_openbao)
+    role = read_strings(Path(settings["HANDMESH_VAULT_APPROLE_FILE"]))
+    async with strange_server() as strange, start(**settings) as proxy:
         vault_id = put_credential(own_openbao, strange.url.removesuffix("/mcp"), canary)
         server = McpServer(name="strange", url=strange.url)
         told = ""
@@ -234,7 +238,6 @@ async def test_a_vault_that_fails_shows_nothing(
         await refused()
         await own_openbao.restart()
         await works()
-    role = json.loads(own_openbao.approle_file.read_text())
     text = told + logs.getvalue()
     assert [secret for secret in (*role.values(), own_openbao.root_token, *forms(canary)) if secret in text] == []
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 
-from handmesh.launcher.vault_operator import POLICY
+from handmesh.launcher.vault_operator import POLICY, session_policy, session_role
 from services.vault_proxy import credentials, executions
 from services.vault_proxy.core import answer, catalog
 from services.vault_proxy.mcp import connections
-from tests.vault_proxy.bao import READER_POLICY, WRITER_POLICY
 
+POLICIES = Path(__file__).parents[2] / "docs" / "vault"
 PAGE = (Path(__file__).parents[2] / "docs" / "vault.md").read_text()
 
 
-def rules(policy: str) -> list[str]:
-    """Returns a policy's lines with their spaces made one."""
-    return [re.sub(r"\s+", " ", line).strip() for line in policy.splitlines() if line.strip()]
-
-
 def test_the_policies_are_the_tested_ones() -> None:
-    """Reading as the launcher sets it up, writing as the tests of the API have it."""
-    told = [re.sub(r"\s+", " ", line).strip() for line in PAGE.splitlines() if line.strip().startswith("path ")]
-    assert told == rules(READER_POLICY) + rules(WRITER_POLICY)
-    assert rules(POLICY) == rules(WRITER_POLICY)
+    """The files for operators say what the launcher sets up, and with it what all tests run with."""
+    assert (POLICIES / "vault-proxy.hcl").read_text() == POLICY
+    assert (POLICIES / "handmesh-session.hcl").read_text() == session_policy("ACCESSOR")
+    assert json.loads((POLICIES / "session-role.json").read_text()) == session_role()
 
 
 def test_the_limits_are_the_codes() -> None:

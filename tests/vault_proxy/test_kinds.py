@@ -57,7 +57,7 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, 
     if request.param == "memory":
         return {}
     bao: OpenBaoServer = request.getfixturevalue("openbao")
-    return vault_settings(bao, operator.writer_file(bao, tmp_path))
+    return vault_settings(bao)
 
 
 @pytest.fixture
@@ -187,7 +187,7 @@ async def test_what_a_credential_is_bound_to_never_changes(proxy: Proxy, vault_i
 @pytest.mark.vault
 async def test_an_update_keeps_what_it_does_not_say(start: Start, openbao: OpenBaoServer, tmp_path: Path) -> None:
     """Only the access is replaced: the refresh token, client secret and expiry stay. The old one is destroyed."""
-    async with start(**vault_settings(openbao, operator.writer_file(openbao, tmp_path))) as proxy:
+    async with start(**vault_settings(openbao)) as proxy:
         vault = (await proxy.client.CreateVault(pb.CreateVaultRequest())).vault
         secret = oauth()
         secret.mcp_oauth.expire_time.FromJsonString("2031-01-01T00:00:00Z")
@@ -238,7 +238,7 @@ async def test_of_many_at_once_one_is_added(proxy: Proxy, vault_id: str) -> None
 @pytest.mark.vault
 async def test_what_broke_off_can_be_mended_and_archived(start: Start, openbao: OpenBaoServer, tmp_path: Path) -> None:
     """Facts without a secret (whoever added it died between the two) are listed with version 0 and take a secret."""
-    async with start(**vault_settings(openbao, operator.writer_file(openbao, tmp_path))) as proxy:
+    async with start(**vault_settings(openbao)) as proxy:
         vault = (await proxy.client.CreateVault(pb.CreateVaultRequest())).vault
         added = await add(proxy, vault.vault_id, oauth())
         path = f"handmesh/metadata/tenants/default/secrets/{vault.vault_id}/{added.credential_id}"

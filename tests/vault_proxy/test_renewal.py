@@ -14,7 +14,6 @@ import pytest
 
 from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
-from services.kit import ids
 from services.kit.channels import raised
 from services.kit.errors import Refused, ServiceError, Unavailable
 from services.kit.origin import Allowed, parse_allowed
@@ -60,7 +59,7 @@ async def strange(oauth: OAuthServer) -> AsyncIterator[StrangeServer]:
 @pytest.fixture
 async def proxy(start: Start, openbao: OpenBaoServer, tmp_path: Path) -> AsyncIterator[Proxy]:
     """A vault_proxy on the run's OpenBao."""
-    async with start(**vault_settings(openbao, operator.writer_file(openbao, tmp_path))) as started:
+    async with start(**vault_settings(openbao)) as started:
         yield started
 
 
@@ -111,9 +110,8 @@ async def test_twenty_sessions_on_two_replicas_refresh_once(
     start: Start, openbao: OpenBaoServer, tmp_path: Path, oauth: OAuthServer, strange: StrangeServer
 ) -> None:
     """An expired access, a server that rotates and detects reuse, all at once: one request, and everybody is served."""
-    settings = vault_settings(openbao, operator.writer_file(openbao, tmp_path))
     given = oauth.grant()
-    async with start(**settings) as one, start(**settings) as two:
+    async with start(**vault_settings(openbao)) as one, start(**vault_settings(openbao)) as two:
         credential = await connect(one, strange, secret_of(oauth, given, "2026-01-01T00:00:00Z"))
         grants = [(proxy, grant_for(proxy, strange, credential)) for proxy in (one, two) for _ in range(20)]
         answers = await asyncio.gather(*(says(proxy, grant, f"n{at}") for at, (proxy, grant) in enumerate(grants)))
@@ -252,12 +250,13 @@ async def world(openbao: OpenBaoServer, tmp_path: Path, oauth: OAuthServer, prox
     """See World. `replica(n)` makes one whose clock is n seconds ahead."""
     from services.vault_proxy.messages import draft_of
 
-    store = HashicorpStore(openbao.url, "handmesh", operator.writer_file(openbao, tmp_path))
+    store = HashicorpStore(openbao.url, "handmesh", openbao.approle_file())
     vaults = Vaults(store, moment)
     vault = await vaults.create_vault("default", "", "")
     draft = draft_of(secret_of(oauth, oauth.grant(), "2026-01-01T00:00:00Z"))
     credential = await vaults.add("default", vault.vault_id, "", "https://mcp.example", draft)
-    access = Access(ids.mint("sess"), "default", 1, vault_ids=(vault.vault_id,))
+    holder = operator.SessionPass(openbao.issuer_key_file, "default", (vault.vault_id,))
+    access = Access(holder.session_id, "default", 1, vault_ids=holder.vault_ids, secrets=holder)
     replicas: list[Renewal] = []
 
     def replica(ahead: float = 0.0) -> Replica:

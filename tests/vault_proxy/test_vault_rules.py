@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
 from services.kit.errors import Full, Gone, Invalid
+from services.kit.origin import Allowed
 from services.vault_proxy import credentials
+from services.vault_proxy.audit import Audit
 from services.vault_proxy.core.kinds import STATIC_BEARER, Draft
 from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.grants import Access
+from services.vault_proxy.renewal import Renewal
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.stores.memory import MemoryStore
 from services.vault_proxy.vaults import Vault, Vaults
 from services.vault_proxy.wallet import Wallet
+from tests.vault_proxy.bao import SessionPass
 
 VALUE = "canary-in-the-api"
 ORIGIN = "https://mcp.example"
@@ -26,6 +33,16 @@ def bearer(value: str = VALUE) -> Draft:
     return Draft(STATIC_BEARER, Secret({"value": value}))
 
 
+def wallet_of(store: MemoryStore) -> Wallet:
+    kept = Credentials(store, now)
+    return Wallet(store, kept, Renewal(store, kept, Audit(None), time.time, Allowed(), None))  # type: ignore[arg-type]
+
+
+def access_of(tenant: str, vault: Vault) -> Access:
+    holder = SessionPass(Path("unused"), tenant, (vault.vault_id,))
+    return Access(holder.session_id, tenant, 1, vault_ids=holder.vault_ids, secrets=holder)
+
+
 async def test_tenants_do_not_meet() -> None:
     """Another tenant's vaults are not listed, found, changed or used."""
     store = MemoryStore()
@@ -34,8 +51,8 @@ async def test_tenants_do_not_meet() -> None:
     credential = await mine.add("a", vault.vault_id, "", ORIGIN, bearer())
     assert await mine.list_vaults("b", 0, "") == ([], "")
     assert credential.origin is not None
-    wallet = Wallet(store, Credentials(store, now))
-    assert await wallet.find(Access("sess", "b", 1, vault_ids=(vault.vault_id,)), credential.origin) is None
+    wallet = wallet_of(store)
+    assert await wallet.find(access_of("b", vault), credential.origin) is None
     for call in (
         mine.list_credentials("b", vault.vault_id),
         mine.update("b", credential.credential_id, bearer("x"), 0),
@@ -45,7 +62,7 @@ async def test_tenants_do_not_meet() -> None:
     ):
         with pytest.raises(Gone):
             await call
-    found = await wallet.find(Access("sess", "a", 1, vault_ids=(vault.vault_id,)), credential.origin)
+    found = await wallet.find(access_of("a", vault), credential.origin)
     assert found is not None
     assert found.value == Secret(VALUE)
     for tenant in ("", "A", "../a", "a/b", "a" * 65):

@@ -14,7 +14,7 @@ from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from services.kit import ids
 from services.kit.channels import raised
-from services.kit.errors import Conflict, Denied, Exists, Gone, Invalid, ServiceError, Unavailable, Unimplemented
+from services.kit.errors import Conflict, Denied, Exists, Gone, Invalid, ServiceError, Unimplemented
 from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy import bao as operator
 from tests.vault_proxy.conftest import Proxy, Shop, Start, put_credential, vault_settings
@@ -29,7 +29,7 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, 
     if request.param == "memory":
         return {}
     bao: OpenBaoServer = request.getfixturevalue("openbao")
-    return vault_settings(bao, operator.writer_file(bao, tmp_path))
+    return vault_settings(bao)
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ async def test_a_vault_that_an_operator_made_by_hand_is_one(
     unusable = ids.mint("cred")
     openbao.operator.put_secret(f"tenants/default/vaults/{vault_id}/credentials/{unusable}", {"value": VALUE})
     openbao.operator.put_secret(f"tenants/default/secrets/{vault_id}/{unusable}", {"value": VALUE})
-    async with start(**vault_settings(openbao, operator.writer_file(openbao, tmp_path))) as proxy:
+    async with start(**vault_settings(openbao)) as proxy:
         listed = {each.vault_id: each for each in (await proxy.client.ListVaults(pb.ListVaultsRequest())).vaults}
         assert listed[vault_id] == pb.Vault(vault_id=vault_id)
         [credential] = await credentials(proxy, vault_id)
@@ -263,11 +263,3 @@ async def test_a_vault_that_an_operator_made_by_hand_is_one(
         assert "value" not in kept
         secrets = operator.call(openbao, "GET", f"handmesh/metadata/tenants/default/secrets/{vault_id}/{credential_id}")
         assert secrets["errors"] == []
-
-
-@pytest.mark.vault
-async def test_a_login_that_may_only_read_cannot_write(start: Start, openbao: OpenBaoServer, tmp_path: Path) -> None:
-    """The vault's own policy is the last word; the caller learns that it is the vault's."""
-    async with start(**vault_settings(openbao, operator.reader_file(openbao, tmp_path))) as proxy:
-        problem = await failure(new_vault(proxy))
-        assert (type(problem), problem.reason) == (Unavailable, "VAULT_UNAVAILABLE")

@@ -17,6 +17,7 @@ from bench.brain.model import Plan
 from bench.brain.peers.environment import NotInstalledError, environment
 from bench.brain.peers.ours import Handmesh
 from bench.brain.peers.systems import Dbos, LangGraph, System
+from bench.brain.progress import told
 from bench.brain.shown import Shown
 from bench.brain.world import start
 from bench.figure import Figure, Unmeasured
@@ -41,6 +42,7 @@ async def measure(size: str) -> AsyncIterator[Any]:
         except NotInstalledError as problem:
             yield Unmeasured("kill -9 in a tool, of DBOS and LangGraph", str(problem))
         for number, system in enumerate(systems):
+            told(f"  {system.name}: {number + 1} of {len(systems)}")
             try:
                 shown = await _killed(system, number, size, world.folder)
             finally:

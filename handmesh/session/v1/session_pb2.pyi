@@ -1358,12 +1358,17 @@ class CheckGrantRequest(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    VAULT_ACCESS_FIELD_NUMBER: builtins.int
+    vault_access: builtins.bool
+    """Asks for `vault_jwt`, too. Only a vault proxy may."""
     def __init__(
         self,
+        *,
+        vault_access: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["vault_access", b"vault_access"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1390,7 +1395,9 @@ class CheckGrantResponse(message.Message):
     epoch: builtins.int
     """The epoch that it is for."""
     vault_jwt: builtins.str
-    """What the vault takes for the session's own access. Short-lived, used once."""
+    """What the vault takes for the session's own access: good for a minute, used
+    once. Only when it was asked for, and when the session service has a key.
+    """
     @builtins.property
     def expire_time(self) -> timestamp_pb2.Timestamp:
         """When it ends by itself."""

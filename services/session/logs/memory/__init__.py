@@ -132,7 +132,7 @@ class MemoryQueue:
         queued = taken.result()
         queued.taken += 1
         self.back_after(queued, HOLD_SECONDS)
-        return MemoryItem(self, queued, queued.taken)
+        return MemoryItem(self, queued, queued.taken, queued.timed)
 
     def adopt(self, session_id: str, handle: str) -> MemoryItem:
         harness, _, taken = handle.partition(" ")
@@ -173,9 +173,9 @@ class MemoryQueue:
 class MemoryItem:
     """A taken session."""
 
-    def __init__(self, queue: MemoryQueue, queued: _Queued, taken: int) -> None:
+    def __init__(self, queue: MemoryQueue, queued: _Queued, taken: int, timed: bool = False) -> None:
         self._queue, self._queued, self._taken = queue, queued, taken
-        self.timed = queued.timed
+        self.timed = timed
 
     @property
     def session_id(self) -> str:

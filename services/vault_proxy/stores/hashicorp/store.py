@@ -10,11 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from services.kit.errors import Conflict, Unavailable
-from services.vault_proxy.ports import Changes, Document, Fields
+from services.kit.logs import Log
+from services.vault_proxy.ports import Changes, Document, Fields, Pass
 from services.vault_proxy.secret import Secret
+from services.vault_proxy.stores.hashicorp.tokens import Tokens
 
 CALL_SECONDS = 1.8  # for a call with all that it takes: the port promises 2
 THREADS = 8
+KEEP_SECONDS = 60.0  # at most between two looks at the login: its life may have been set short
+RETRY_SECONDS = 1.0  # until the vault is looked for again
+
+_FORBIDDEN = object()
+_log = Log("services.vault_proxy.stores.hashicorp")
 _NOTHING = -1  # no document's version
 OLD_VERSIONS = 20  # more than an engine keeps of a document, unless its operator says so
 
@@ -22,25 +29,62 @@ OLD_VERSIONS = 20  # more than an engine keeps of a document, unless its operato
 class HashicorpStore:
     """Implements `ports.CredentialStore`."""
 
-    def __init__(self, url: str, mount: str, approle_file: Path, ca_file: Path | None = None) -> None:
+    def __init__(
+        self, url: str, mount: str, approle_file: Path, ca_file: Path | None = None, auth_mount: str = "handmesh"
+    ) -> None:
         self._mount = mount
-        self._access = (url, approle_file, ca_file)
-        self._login: Any = None
+        self._access = (url, approle_file, ca_file, auth_mount)
+        self._parts: tuple[Any, Any] | None = None
         self._making = threading.Lock()  # one login for all threads
         # Own threads: a vault that does not answer must not hold up what else needs a thread, such as name lookups.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="vault")
+        self._tokens = Tokens(self._mint)
 
     async def read(self, path: str) -> Document | None:
         def action(client: Any) -> Document | None:
-            answer = client.secrets.kv.v2.read_secret_version(
-                path, mount_point=self._mount, raise_on_deleted_version=True
+            return _document(
+                client.secrets.kv.v2.read_secret_version(path, mount_point=self._mount, raise_on_deleted_version=True)
             )
-            data = answer["data"]
-            fields = {str(key): value for key, value in data["data"].items() if isinstance(value, str)}
-            return Document(Secret(fields), data["metadata"]["version"])
 
         document: Document | None = await self._call(action, missing=None)
         return document
+
+    async def read_secret(self, path: str, holder: Pass) -> Document | None:
+        refused: Secret[str] | None = None
+        for _ in range(2):
+            token = await self._tokens.token(holder, unless=refused)
+            found = await self._in_thread(self._session_read, path, token)
+            if found is not _FORBIDDEN:
+                document: Document | None = found
+                return document
+            refused = token  # it may have run out, or the vault has lost it
+        _log.error("the vault forbids a session its own secrets: see the policies in docs/vault.md")
+        raise Unavailable("VAULT_UNAVAILABLE", "the vault forbids it to the session")
+
+    def forget(self, session_id: str, below_epoch: int) -> None:
+        self._tokens.forget(session_id, below_epoch)
+
+    async def keep(self) -> None:
+        while True:
+            try:
+                seconds = await self._in_thread(lambda: self._made()[0].keep())
+            except Unavailable:
+                seconds = RETRY_SECONDS
+            await asyncio.sleep(min(seconds, KEEP_SECONDS))
+
+    async def _mint(self, voucher: Secret[str]) -> tuple[Secret[str], float]:
+        minted: tuple[Secret[str], float] = await self._in_thread(lambda: self._made()[1].log_in(voucher))
+        return minted
+
+    def _session_read(self, path: str, token: Secret[str]) -> Any:
+        from hvac.exceptions import Forbidden, InvalidPath, InvalidRequest
+
+        try:
+            return _document(self._made()[1].read(path, token))
+        except InvalidPath:
+            return None
+        except (Forbidden, InvalidRequest):
+            return _FORBIDDEN
 
     async def write(self, path: str, fields: Fields, expected_version: int) -> int:
         def action(client: Any) -> int:
@@ -106,36 +150,53 @@ class HashicorpStore:
         await self._call(action, missing=None)
 
     async def close(self) -> None:
-        if self._login is not None:
-            self._login.close()
+        self._tokens.clear()
+        if self._parts is not None:
+            for part in self._parts:
+                part.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, action: Callable[[Any], Any], missing: Any = ...) -> Any:
         """Does something with a logged-in client in a thread. Returns `missing` where the vault has no such path."""
+        return await self._in_thread(self._blocking, action, missing)
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                return await loop.run_in_executor(self._threads, self._blocking, action, missing)
+                return await loop.run_in_executor(self._threads, work, *arguments)
         except TimeoutError:
             raise Unavailable("VAULT_UNAVAILABLE", "the vault does not answer in time", retry_after=1) from None
 
+    def _made(self) -> tuple[Any, Any]:
+        """Returns the service's login, and what sessions read with."""
+        # hvac and requests cost 100 ms and 20 MB: paid in a thread.
+        from services.vault_proxy.stores.hashicorp.login import Login, SessionReads
+
+        url, approle_file, ca_file, auth_mount = self._access
+        with self._making:
+            if self._parts is None:
+                reads = SessionReads(url, ca_file, self._mount, auth_mount)
+                self._parts = Login(url, approle_file, ca_file), reads
+            return self._parts
+
     def _blocking(self, action: Callable[[Any], Any], missing: Any) -> Any:
-        # hvac and requests cost 100 ms and 20 MB: paid on first use.
         from hvac.exceptions import InvalidPath, InvalidRequest
 
-        from services.vault_proxy.stores.hashicorp.login import Login
-
-        with self._making:
-            if self._login is None:
-                self._login = Login(*self._access)
         try:
-            return self._login.use(action)
+            return self._made()[0].use(action)
         except InvalidPath:
             if missing is ...:
                 raise Unavailable("VAULT_UNAVAILABLE", "the vault has no such secrets engine") from None
             return missing
         except InvalidRequest:
             raise _Refused("VAULT_UNAVAILABLE", "the vault refuses the request") from None
+
+
+def _document(answer: Any) -> Document:
+    data = answer["data"]
+    fields = {str(key): value for key, value in data["data"].items() if isinstance(value, str)}
+    return Document(Secret(fields), data["metadata"]["version"])
 
 
 class _Refused(Unavailable):

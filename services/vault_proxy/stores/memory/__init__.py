@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from services.kit.errors import Conflict
-from services.vault_proxy.ports import Changes, Document, Fields
+from services.vault_proxy.ports import Changes, Document, Fields, Pass
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.settings import Settings
 
@@ -21,6 +23,15 @@ class MemoryStore:
 
     async def read(self, path: str) -> Document | None:
         return self._documents.get(path)
+
+    async def read_secret(self, path: str, holder: Pass) -> Document | None:
+        return self._documents.get(path)
+
+    def forget(self, session_id: str, below_epoch: int) -> None:
+        pass
+
+    async def keep(self) -> None:
+        await asyncio.Event().wait()
 
     async def write(self, path: str, fields: Fields, expected_version: int) -> int:
         self._expect(path, expected_version)

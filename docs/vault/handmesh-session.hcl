@@ -1,0 +1,16 @@
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_0}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_1}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_2}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_3}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_4}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_5}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_6}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_7}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_8}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_9}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_10}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_11}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_12}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_13}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_14}}/*" { capabilities = ["read"] }
+path "handmesh/data/tenants/{{identity.entity.aliases.ACCESSOR.metadata.tenant}}/secrets/{{identity.entity.aliases.ACCESSOR.metadata.vault_15}}/*" { capabilities = ["read"] }
