@@ -38,8 +38,8 @@ class Previews(Protocol):
     def show(self, preview: Preview) -> None:
         """Takes one piece; returns at once."""
 
-    def flush(self) -> None:
-        """An event is complete: what is left of it does not wait for more, and the next one's first piece neither."""
+    async def flush(self) -> None:
+        """Sends what is left without waiting for more. On return it is on its way, ahead of the event itself."""
 
     async def close(self) -> None:
         """Sends what is left, for at most a second."""

@@ -29,6 +29,7 @@ from services.sandbox.place import SOCKET
 from services.sandbox.records import Record
 from services.sandbox.runner.transfers import FRAME_BYTES
 from services.sandbox.runner_client import MAX_LINE_BYTES, Unreachable, said
+from services.sandbox.seeds_copy import packed
 
 BUFFER_BYTES = 4 * FRAME_BYTES  # held of content that nobody has taken yet
 STEP_SECONDS = 60.0  # for the next piece; or for what comes of it all, as a checkpoint is unpacked meanwhile
@@ -76,7 +77,22 @@ class RunnerFiles:
                 path = WORKSPACE
                 request = {"do": "unpack", "size": limit_bytes, "entries": MAX_PACKED_ENTRIES}
                 pieces = opened()
-        async with aclosing(pieces), self._transfer_of(record, request, path) as transfer:
+        async with aclosing(pieces):
+            await self._give(record, request, path, pieces)
+
+    async def _copy(self, record: Record, path: str, tree: Path) -> None:
+        """Puts a directory of this machine at a path, whole or not at all, unless it was put there before."""
+        request = {"path": _local(path), "seed": tree.name}
+        async with self._transfer_of(record, {"do": "planted", **request}, path) as transfer:
+            if (await transfer.answer())["there"]:
+                return
+        async with aclosing(packed(tree)) as pieces:
+            await self._give(record, {"do": "plant", **request}, path, pieces)
+
+    async def _give(
+        self, record: Record, request: Mapping[str, Any], path: str, pieces: AsyncGenerator[bytes, None]
+    ) -> None:
+        async with self._transfer_of(record, request, path) as transfer:
             await transfer.answer()
             async for piece in pieces:
                 await transfer.send(piece)

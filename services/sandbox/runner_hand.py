@@ -34,7 +34,6 @@ from services.sandbox.place import SOCKET, Place
 from services.sandbox.records import Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
 from services.sandbox.runner_files import RunnerFiles
-from services.sandbox.seeds_copy import copy
 from services.sandbox.tools import NAMES
 
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
@@ -190,7 +189,7 @@ class RunnerHand(RunnerFiles):
         """See `Hand.plant`."""
         record = await self._record(sandbox_id)
         if not await self._place.graft(record, path, tree):
-            await copy(self, sandbox_id, path, tree)
+            await self._copy(record, path, tree)
 
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """See `Hand.start`."""

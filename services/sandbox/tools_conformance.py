@@ -158,7 +158,7 @@ async def check_07_write_makes_a_whole_file(stand: Stand) -> None:
         "two\nthree\n755\n644\na/dangling\na/link"
     )
     await it.ok("write", file_path="empty", content="")
-    assert await it.sh("stat -c %s empty; ls -A") == "0\na\nempty"
+    assert await it.sh("stat -c %s empty; ls -A") == "0\na\nempty\noutputs"
     assert await it.no("write", file_path="empty/x", content="") == "write: empty/x: not a directory"
     assert (await it.no("write", file_path="a", content="")).startswith("write: a: is a directory")
 
@@ -187,7 +187,7 @@ async def check_09_a_full_disk_leaves_the_file_as_it_was(stand: Stand) -> None:
         if full:  # where only each file has a limit there is room for another one
             said = await it.no(tool, file_path="a", **given)
             assert said == f"{tool}: a: no space left on device"
-            assert await it.sh("cat a; ls -A") == "old\na\nfull"
+            assert await it.sh("cat a; ls -A") == "old\na\nfull\noutputs"
     await it.sh("rm full; ulimit -f")
     assert await it.ok("write", file_path="a", content=content) == "wrote 1000000 bytes to a"
 
@@ -261,7 +261,7 @@ async def check_12_restart_forgets(stand: Stand) -> None:
     it = await box(stand)
     await it.sh("export A=1; touch kept; cd /tmp")
     assert await it.ok("bash", restart=True) == "bash session restarted"
-    assert await it.sh("echo ${A-none}; ls") == "none\nkept"
+    assert await it.sh("echo ${A-none}; ls") == "none\nkept\noutputs"
     assert await it.sh("true") == "(no output)"
 
 

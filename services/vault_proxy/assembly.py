@@ -35,12 +35,12 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     channel = channels.connect(settings.session_address, settings.tls_dir)
     session = SessionServiceStub(channel)
     store = stores.make(settings)
-    vaults = Vaults(store, now)
     credentials, audit = Credentials(store, now), Audit(session)
     renewal = Renewal(store, credentials, audit, time.time, settings.outbound_allow, settings.outbound_ca_file)
     wallet = Wallet(store, credentials, renewal)
     limits = Limits(settings.connect_seconds, settings.idle_seconds)
     connections = Connections(wallet, limits, settings.outbound_allow, settings.outbound_ca_file)
+    vaults = Vaults(store, now, connections.changed)
     executions = Executions(settings.call_seconds)
     tools = Tools(connections, executions, audit)
 

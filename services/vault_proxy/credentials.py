@@ -22,6 +22,7 @@ from services.vault_proxy.core.renewal import CLEARED
 from services.vault_proxy.ports import CredentialStore, Document
 
 MOST_CREDENTIALS = 20  # of one vault that are not archived
+ADDING_SECONDS = 10.0  # so long after its id was minted a credential may still be on its way into the vault
 TRIES = 5  # of a compare-and-set on facts, which nobody changes often
 
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?Z")
@@ -98,7 +99,8 @@ class Credentials:
     async def _claim(self, tenant: str, credential: Credential) -> None:
         """Notes that this credential has its key, unless a living one has it: of two at once, at most one gets it.
 
-        A holder that is not there broke off, or is only slow: so both it and whoever takes the key look again.
+        A holder that is not there is being added, until it is too old for that; then it broke off, or is only slow: so
+        both it and whoever takes the key look again.
         """
         path = trail.key(tenant, credential.vault_id, credential.key)
         noted = await self._store.read(path)
@@ -118,7 +120,9 @@ class Credentials:
 
     async def _lives(self, tenant: str, vault_id: str, credential_id: str) -> bool:
         found = await self._read(tenant, vault_id, credential_id, versions=False)
-        return found is not None and not found.archived
+        if found is None:
+            return ids.age_seconds(credential_id) < ADDING_SECONDS
+        return not found.archived
 
     async def update(self, tenant: str, old: Credential, draft: Draft, expected_version: int) -> Credential:
         """Replaces what the draft says. Raises Invalid, Gone (`CREDENTIAL_NOT_FOUND`) or Conflict."""

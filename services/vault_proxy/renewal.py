@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from services.kit.errors import Conflict, Refused, ServiceError, Unavailable
+from services.kit.errors import Conflict, Refused, ServiceError, Unauthenticated, Unavailable
 from services.kit.logs import Log
 from services.kit.origin import Allowed, UrlRefused, origin_of
 from services.vault_proxy import trail
@@ -62,23 +62,32 @@ class Renewal:
     async def fresh(self, access: Access, credential: Credential, refused: Secret[str] | None) -> Document | None:
         """Returns a credential's secret document with an access that can be used, renewed if need be.
 
-        Raises Refused (`CREDENTIAL_REVOKED`), or Unavailable (`CREDENTIAL_REFRESH_FAILED`, `VAULT_UNAVAILABLE`).
+        Raises Refused (`CREDENTIAL_REVOKED`), Unavailable (`CREDENTIAL_REFRESH_FAILED`, `VAULT_UNAVAILABLE`), or
+        Unauthenticated when the session is over.
         """
         path = trail.secret(access.tenant, credential.vault_id, credential.credential_id)
-        document = await read_secret(self._store, access, path)
-        if document is None or renewal.need(document.fields.reveal(), refused, self._now()) is Need.NOTHING:
-            return document
-        task = self._running.get(path)
-        if task is None:
-            task = asyncio.create_task(self._bring(access, credential, path, refused), name=f"renew {path}")
-            self._running[path] = task
-            task.add_done_callback(lambda ended: self._end(path, ended))
-        # Shielded: it goes on without its caller, because what the server gives it must be stored.
-        await asyncio.shield(task)
-        return await read_secret(self._store, access, path)
+        while True:
+            document = await read_secret(self._store, access, path)
+            if document is None or renewal.need(document.fields.reveal(), refused, self._now()) is Need.NOTHING:
+                return document
+            task = self._running.get(path)
+            mine = task is None
+            if task is None:
+                task = asyncio.create_task(self._bring(access, credential, path, refused), name=f"renew {path}")
+                self._running[path] = task
+                task.add_done_callback(lambda ended: self._end(path, ended))
+            try:
+                # Shielded: it goes on without its caller, because what the server gives it must be stored.
+                await asyncio.shield(task)
+            except Unauthenticated:
+                if mine:
+                    raise
+                continue  # the session that it ran for has ended, and this one has not
+            return await read_secret(self._store, access, path)
 
     def _end(self, path: str, task: asyncio.Task[None]) -> None:
-        self._running.pop(path, None)
+        if self._running.get(path) is task:
+            del self._running[path]
         if not task.cancelled():
             task.exception()  # nobody may be waiting any more
 

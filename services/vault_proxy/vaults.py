@@ -26,11 +26,17 @@ class Vault:
 
 
 class Vaults:
-    """Reads and changes vaults, and the credentials in them. `now` gives the time in RFC 3339."""
+    """Reads and changes vaults, and the credentials in them.
 
-    def __init__(self, store: CredentialStore, now: Callable[[], str]) -> None:
+    `now` gives the time in RFC 3339; `changed` is told of each credential whose secret was replaced or purged.
+    """
+
+    def __init__(
+        self, store: CredentialStore, now: Callable[[], str], changed: Callable[[str], None] = lambda _: None
+    ) -> None:
         self._store = store
         self._now = now
+        self._changed = changed
         self._credentials = Credentials(store, now)
 
     async def create_vault(self, tenant: str, request_id: str, name: str) -> Vault:
@@ -93,6 +99,7 @@ class Vaults:
             await self._store.write(trail.about(tenant, vault_id), _about(archived), about.version if about else 0)
         for credential_id in await self._credentials.ids_of(tenant, vault_id):
             await self._credentials.purge(tenant, vault_id, credential_id)
+            self._changed(credential_id)
 
     async def add(self, tenant: str, vault_id: str, name: str, origin: str, draft: Draft) -> Credential:
         """Adds a credential. Raises Gone (`VAULT_NOT_FOUND`), Invalid, Exists (`CREDENTIAL_EXISTS`) or Full."""
@@ -109,7 +116,9 @@ class Vaults:
     async def update(self, tenant: str, credential_id: str, draft: Draft, expected_version: int) -> Credential:
         """Replaces secrets. Raises Gone (`CREDENTIAL_NOT_FOUND`), Invalid or Conflict (`VERSION_CONFLICT`)."""
         old = await self.locate(tenant, credential_id)
-        return await self._credentials.update(tenant, old, draft, expected_version)
+        updated = await self._credentials.update(tenant, old, draft, expected_version)
+        self._changed(credential_id)
+        return updated
 
     async def list_credentials(self, tenant: str, vault_id: str, archived: bool = False) -> list[Credential]:
         """Returns a vault's credentials, oldest first. Raises Gone (`VAULT_NOT_FOUND`)."""
@@ -120,6 +129,7 @@ class Vaults:
         """Archives a credential and purges its secret. Idempotent. Raises Gone (`CREDENTIAL_NOT_FOUND`)."""
         for vault_id in await self._vault_ids(tenant):
             if await self._credentials.purge(tenant, vault_id, credential_id):
+                self._changed(credential_id)
                 return
         raise missing(credential_id)
 

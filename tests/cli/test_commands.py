@@ -98,6 +98,30 @@ def test_following_goes_on_until_the_session_ends(peer: Peer, handmesh: Command)
     assert [int(line.split()[0]) for line in result.stdout.splitlines()] == [4, 5, 6, 7]
 
 
+def test_uses_of_credentials_are_a_table(peer: Peer, handmesh: Command) -> None:
+    """Which, where, for which call and how it ended, made safe; other events are not in it; JSON is the contract's."""
+    peer.start("s")
+    used = event_pb2.CredentialUsed(
+        credential_id="cred_1", vault_id="vault_1", server="shop\x1b[31m", execution_id="toolu_1", result="ok"
+    )
+    peer.append("s", "vault_proxy", credential_used=used)
+    peer.append("s", "harness", turn_ended=event_pb2.TurnEnded())
+    lines = handmesh("vault", "audit", "s").stdout.splitlines()
+    assert lines[0].split() == ["position", "time", "credential", "server", "call", "result"]
+    assert [line.split()[0] for line in lines[1:]] == ["2"]
+    assert lines[1].split()[3:] == ["cred_1", "shop\\x1b[31m", "toolu_1", "ok"]
+    [line] = handmesh("vault", "audit", "s", "--json").stdout.splitlines()
+    assert json_format.Parse(line, event_pb2.Event()).credential_used == used
+
+
+def test_a_session_without_credentials_says_so(peer: Peer, handmesh: Command) -> None:
+    """Standard output stays empty for programs."""
+    peer.start("s")
+    result = handmesh("vault", "audit", "s")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no credential" in result.stderr
+
+
 def test_send_says_where_to_look(peer: Peer, handmesh: Command) -> None:
     """A message is sent and not waited for."""
     peer.start("s")

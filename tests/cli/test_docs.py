@@ -24,6 +24,7 @@ TEXT = PAGE.read_text()
 def test_every_command_is_told() -> None:
     """A new command needs a row."""
     names = {(command.name or command.callback.__name__) for command in app.registered_commands}
+    names |= {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance}
     assert set(re.findall(r"^\| `([a-z]+)[ `]", TEXT, re.MULTILINE)) == names
 
 

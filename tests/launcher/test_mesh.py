@@ -32,8 +32,8 @@ async def main():
     Path(os.environ["HANDMESH_DATA_DIR"], name + ".environment").write_text(json.dumps(dict(os.environ)))
     if os.environ.get("BROKEN"):
         sys.exit("this stand-in is broken")
-    if name == "vault_proxy":
-        Path(os.environ["HANDMESH_VAULT_APPROLE_FILE"]).read_text()
+    while name == "vault_proxy" and not Path(os.environ["HANDMESH_VAULT_APPROLE_FILE"]).exists():
+        await asyncio.sleep(0.01)  # as the real one, which is started beside the vault
     server = grpc.aio.server()
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import time
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.config_pb2 import McpServer, SessionConfig
 from services.kit import ids
+from services.session.vouching import Voucher
 from tests.session.running import WOKE, Run, Service, message, refusal
 
 CONFIG = SessionConfig(
@@ -44,6 +49,28 @@ class Revocations:
                 answer = await self.call.read()
                 if answer.session_id == session:
                     return int(answer.below_epoch)
+
+
+async def test_only_a_vault_proxy_gets_the_services_word(service: Service) -> None:
+    """Asked for and not otherwise; another each time; what it claims is the session's. A sandbox is refused."""
+    key = Ed25519PrivateKey.generate()
+    service.parts.grants._vouch = Voucher(key, time.time_ns).sign
+    session = await service.create(message(), config=CONFIG)
+    epoch, grant = await service.wake(session)
+    metadata = (("x-handmesh-grant", grant),)
+    asked = pb.CheckGrantRequest(vault_access=True)
+    error = await refusal(service.sandbox.CheckGrant(asked, metadata=metadata))
+    assert (error.code, error.reason) == ("PERMISSION_DENIED", "METHOD_DENIED")
+    assert (await check(service, grant, "vault_proxy")).vault_jwt == ""
+    words = [(await service.vault_proxy.CheckGrant(asked, metadata=metadata)).vault_jwt for _ in range(2)]
+    assert words[0] != words[1]
+    header, claims, signature = (base64.urlsafe_b64decode(part + "==") for part in words[0].split("."))
+    key.public_key().verify(signature, words[0].rpartition(".")[0].encode())
+    said = json.loads(claims)
+    assert json.loads(header)["alg"] == "EdDSA"
+    assert said["exp"] - said["iat"] == 60
+    assert (said["session"], said["epoch"], said["tenant"]) == (session, str(epoch), "default")
+    assert {name: said[name] for name in said if name.startswith("vault_")} == {"vault_0": CONFIG.vault_ids[0]}
 
 
 async def test_a_grant_tells_whose_it_is(service: Service) -> None:

@@ -133,7 +133,7 @@ class MemoryLog:
     def show(self, preview: Preview) -> None:
         self.shown.append(preview)
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         pass
 
     async def close(self) -> None:

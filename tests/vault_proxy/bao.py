@@ -12,6 +12,7 @@ from typing import Any
 from handmesh.launcher.files import read_strings
 from handmesh.session.v1.config_pb2 import SessionConfig
 from services.kit import ids
+from services.kit.errors import Unauthenticated
 from services.session.grants import Granted
 from services.session.vouching import Voucher
 from services.vault_proxy.secret import Secret
@@ -39,9 +40,12 @@ class SessionPass:
     session_id: str = field(default_factory=lambda: ids.mint("sess"))
     epoch: int = 1
     asked: int = 0
+    over: bool = False  # the session has ended: nobody vouches for it
 
     async def voucher(self) -> Secret[str]:
         """Signs a new word, as services/session does."""
+        if self.over:
+            raise Unauthenticated("GRANT_INVALID", "the session is over")
         self.asked += 1
         config = SessionConfig(vault_ids=self.vault_ids)
         granted = Granted(self.session_id, self.tenant, self.epoch, 0, config)

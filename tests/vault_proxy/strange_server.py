@@ -73,6 +73,7 @@ class StrangeServer:
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
     url: str = ""
+    session: str = SESSION
 
     def calls(self) -> list[dict[str, Any]]:
         """Returns the arguments of all tool calls that came."""
@@ -97,7 +98,7 @@ class StrangeServer:
                     "serverInfo": {"name": "s", "version": "1"},
                 }
                 good = result(request, value)
-                return Reply(200, good.body, {**good.headers, "Mcp-Session-Id": SESSION})
+                return Reply(200, good.body, {**good.headers, "Mcp-Session-Id": self.session})
             case "tools/list":
                 return result(request, {"tools": self.tools})
             case "tools/call":

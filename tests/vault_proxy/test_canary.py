@@ -188,7 +188,7 @@ async def test_the_credential_is_sent_to_its_origin_only(proxy: Proxy, openbao: 
         assert not other.heard('"y"')
 
 
-async def test_a_grant_is_in_no_log(proxy: Proxy, shop_grant: str, logs: io.StringIO) -> None:
+async def test_a_grant_is_in_no_log(logs: io.StringIO, proxy: Proxy, shop_grant: str) -> None:
     """Used, refused, revoked: its value is nowhere, and neither is it in an error."""
     await proxy.execute(shop_grant, "shop__weather", {"city": "Rome"})
     proxy.peer.revoke(shop_grant)

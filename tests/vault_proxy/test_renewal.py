@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import pytest
 from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from services.kit.channels import raised
-from services.kit.errors import Refused, ServiceError, Unavailable
+from services.kit.errors import Refused, ServiceError, Unauthenticated, Unavailable
 from services.kit.origin import Allowed, parse_allowed
 from services.vault_proxy.assembly import now as moment
 from services.vault_proxy.audit import Audit
@@ -297,6 +298,28 @@ async def test_a_caller_that_goes_does_not_lose_the_new_pair(world: World, oauth
         await asked
     oauth.answers.set()
     assert await replica.value() == oauth.grants[0].access
+    assert (oauth.requests, oauth.complaints) == (1, [])
+
+
+async def test_the_end_of_one_session_is_not_another_ones(world: World, oauth: OAuthServer) -> None:
+    """Who waits for another session's renewal, which ends with its session, goes on with its own right to read."""
+    replica = world.replica(0)
+    path = f"tenants/default/secrets/{replica.credential.vault_id}/{replica.credential.credential_id}"
+    version = await world.store.patch(path, core.lease("dead", time.time()), 1)
+    first = replica.access.secrets
+    assert isinstance(first, operator.SessionPass)
+    other = operator.SessionPass(first.issuer_key_file, "default", first.vault_ids)
+    access = dataclasses.replace(replica.access, session_id=other.session_id, secrets=other)
+    their = Replica(replica.renewal, access, replica.credential)
+    ending, going_on = asyncio.create_task(replica.value()), asyncio.create_task(their.value())
+    while other.asked == 0 or not replica.renewal._running:
+        await asyncio.sleep(0)
+    first.over = True
+    world.store.forget(first.session_id, 0)
+    with pytest.raises(Unauthenticated):
+        await ending
+    await world.store.patch(path, core.CLEARED, version)
+    assert await going_on == oauth.grants[0].access
     assert (oauth.requests, oauth.complaints) == (1, [])
 
 

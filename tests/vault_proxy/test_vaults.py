@@ -130,6 +130,27 @@ async def test_a_secret_is_replaced_by_version(proxy: Proxy) -> None:
     assert (updated.version, updated.origin, updated.create_time) == (3, ORIGIN, added.create_time)
 
 
+async def test_running_sessions_take_up_a_change_at_once(proxy: Proxy, shop: Shop) -> None:
+    """On the replica that changes a credential: the next call has the new secret, and after archiving has none."""
+    vault = await new_vault(proxy)
+    added = await add(proxy, vault.vault_id, shop.origin, shop.token)
+    grant = proxy.peer.grant(McpServer(name="shop", url=shop.url), vault_ids=(vault.vault_id,))
+    assert "Rome" in (await proxy.execute(grant, "shop__weather", {"city": "Rome"})).output
+
+    async def update(value: str) -> None:
+        request = pb.UpdateCredentialRequest(credential_id=added.credential_id, secret=secret(value))
+        await proxy.client.UpdateCredential(request)
+
+    await update("wrong")
+    problem = await failure(proxy.execute(grant, "shop__weather", {"city": "Oslo"}))
+    assert problem.reason == "CREDENTIAL_REVOKED"
+    await update(shop.token)
+    assert "Oslo" in (await proxy.execute(grant, "shop__weather", {"city": "Oslo"})).output
+    await proxy.client.ArchiveCredential(pb.ArchiveCredentialRequest(credential_id=added.credential_id))
+    problem = await failure(proxy.execute(grant, "shop__weather", {"city": "Bern"}))
+    assert problem.reason == "CREDENTIAL_REVOKED"
+
+
 async def test_an_archived_credential_is_gone(proxy: Proxy) -> None:
     """Purged, not listed, not updated; archiving again is no error; its origin is free again."""
     vault = await new_vault(proxy)

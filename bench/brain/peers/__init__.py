@@ -19,7 +19,7 @@ from bench.brain.peers.ours import Handmesh
 from bench.brain.peers.systems import Dbos, LangGraph, System
 from bench.brain.progress import told
 from bench.brain.shown import Shown
-from bench.brain.world import start
+from bench.brain.world import World, start
 from bench.figure import Figure, Unmeasured
 
 TOOL_SECONDS = {"ci": 1.0, "full": 10.0}
@@ -36,9 +36,7 @@ async def measure(size: str) -> AsyncIterator[Any]:
         await world.mesh.kill("harness")
         systems: list[System] = [Handmesh(world, 2), Handmesh(world, 1)]
         try:
-            programs = await asyncio.to_thread(environment, install=size == "full")
-            systems.append(Dbos(world.folder / "dbos", programs, world.model_url))
-            systems.append(LangGraph(world.folder / "langgraph", programs, world.model_url))
+            systems += await _others(world, size)
         except NotInstalledError as problem:
             yield Unmeasured("kill -9 in a tool, of DBOS and LangGraph", str(problem))
         for number, system in enumerate(systems):
@@ -51,6 +49,14 @@ async def measure(size: str) -> AsyncIterator[Any]:
             if isinstance(system, Handmesh):
                 for figure in _figures(system.name, shown, size):
                     yield figure
+
+
+async def _others(world: World, size: str) -> list[System]:
+    if size != "full":
+        raise NotInstalledError("only a run at full size measures them")
+    programs = await asyncio.to_thread(environment)
+    dbos = Dbos(world.folder / "dbos", programs, world.model_url)
+    return [dbos, LangGraph(world.folder / "langgraph", programs, world.model_url)]
 
 
 def _figures(name: str, shown: dict[str, Any], size: str) -> list[Figure]:

@@ -17,18 +17,16 @@ class NotInstalledError(Exception):
     """The peers are not there and cannot be had; says why."""
 
 
-def environment(*, install: bool) -> Path:
+def environment() -> Path:
     """Returns the folder of their programs. Blocks while they are installed, for some minutes.
 
-    Raises NotInstalledError, also when they are not there and shall not be installed.
+    Raises NotInstalledError when they cannot be.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "handmesh-bench"
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     digest = hashlib.sha256(REQUIREMENTS.read_bytes() + version.encode()).hexdigest()[:12]
     folder = cache / f"peers-{digest}"
     if not (folder / "done").exists():
-        if not install:
-            raise NotInstalledError("they are not installed; a run at full size installs them")
         shutil.rmtree(folder, ignore_errors=True)
         _make(folder)
         (folder / "done").touch()

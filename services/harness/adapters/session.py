@@ -34,6 +34,7 @@ CHUNK_BYTES = 512 * 1024  # of one message of an upload
 RECONNECT_SECONDS = 0.2
 PREVIEW_SECONDS = 0.02  # pieces are sent together for this long, but for the first
 MAX_WAITING_PREVIEWS = 1_000
+FLUSH_SECONDS = 0.1  # for what is left of an answer: the answer itself is about to be said
 CLOSE_SECONDS = 1.0  # for what is left to send
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ class PreviewStream:
         self._pieces: list[Preview] = []
         self._news = asyncio.Event()
         self._flushed = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._sent.set()
         self._closed = False
         self._sender = asyncio.create_task(self._send(), name="previews")
 
@@ -141,11 +144,16 @@ class PreviewStream:
         if len(self._pieces) < MAX_WAITING_PREVIEWS:
             self._pieces.append(preview)
         self._flushed.clear()
+        self._sent.clear()
         self._news.set()
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """Sends what is left without waiting for more."""
         self._flushed.set()
+        if not self._sent.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_SECONDS):
+                    await self._sent.wait()
 
     async def close(self) -> None:
         """Sends what is left."""
@@ -165,8 +173,10 @@ class PreviewStream:
                 yield PublishPreviewsRequest(
                     session_id=self._first.session_id, epoch=self._first.epoch, previews=pieces
                 )
-            if self._closed and not self._pieces:
-                return
+            if not self._pieces:
+                self._sent.set()
+                if self._closed:
+                    return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PREVIEW_SECONDS):
                     await self._flushed.wait()  # the reply is said after the last piece: it does not wait for more

@@ -1,70 +1,101 @@
-"""Takes a directory that the service brings in pieces, where it could not be mounted. For the service alone.
+"""Takes a directory that the service brings as a stream, where it could not be mounted. For the service alone.
 
-It runs as the user of the tools, in a folder beside the one that it will be: what is cut off is begun anew.
+It runs as the user of the tools, in a folder beside the one that it will be: what is cut off is begun anew. The stream
+has for each entry a `HEAD`, its path, and its content or, of a link, what it points to.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import shutil
-from typing import Any
+import stat
+import struct
+from typing import TYPE_CHECKING
 
-from .files import Answer, ToolFailed
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
+HEAD = struct.Struct(">HIQQ")  # bytes of the path, mode with its kind, time of writing in ns, bytes of the content
 _PART = ".handmesh-part"
 _MARK = os.path.join(".git", "handmesh-seed")  # which one it is, so that a second time changes nothing
 
 
-def plant(workspace: str, given: dict[str, Any]) -> Answer:
-    """Does a step of it: `begin`, any number of `entries`, `end`. Says `there` when it is there already."""
-    path = os.path.join(os.path.realpath(workspace), given["path"])
-    if os.path.realpath(path) != path:
-        raise ToolFailed("a link is on the way")
-    if given["step"] == "begin":
-        return Answer(_begin(path, given["seed"]))
-    if given["step"] == "end":
-        _write(os.path.join(path + _PART, _MARK), given["seed"].encode(), 0o600, False)
-        if os.path.isdir(path):
-            os.rmdir(path)
-        os.rename(path + _PART, path)
-        return Answer("there")
-    for name, kind, mode, moment, content in given["entries"]:
-        _enter(os.path.join(path + _PART, os.fsdecode(base64.b64decode(name))), kind, mode, moment, content)
-    return Answer("taken")
+class NotPlanted(Exception):
+    """It cannot be put there. The text says why."""
 
 
-def _begin(path: str, seed: str) -> str:
+def is_there(path: str, seed: str) -> bool:
+    """Tells whether a seed was planted at a path."""
     try:
         with open(os.path.join(path, _MARK)) as file:
-            if file.read() == seed:
-                return "there"
+            return file.read() == seed
     except OSError:
-        pass
+        return False
+
+
+def plant(path: str, seed: str, content: Iterator[bytes]) -> None:
+    """Makes the directory, whole or not at all. Raises NotPlanted, OSError."""
+    if os.path.realpath(path) != path:
+        raise NotPlanted("a link is on the way")
     if os.path.lexists(path) and not (os.path.isdir(path) and not os.listdir(path)):
-        raise ToolFailed("something is there")
-    if os.path.lexists(path + _PART):
-        shutil.rmtree(path + _PART)
-    os.makedirs(path + _PART)
-    return "begun"
+        raise NotPlanted("something is there")
+    part = path + _PART
+    if os.path.lexists(part):
+        shutil.rmtree(part)
+    os.makedirs(part)
+    stream = _Stream(content)
+    while head := stream.read(HEAD.size, or_none=True):
+        length, mode, moment, size = HEAD.unpack(head)
+        _enter(os.path.join(part, os.fsdecode(stream.read(length))), mode, moment, stream, size)
+    with open(os.path.join(part, _MARK), "x") as file:
+        file.write(seed)
+    if os.path.isdir(path):
+        os.rmdir(path)
+    os.rename(part, path)
 
 
-def _enter(path: str, kind: str, mode: int, moment: int, content: str) -> None:
-    data = base64.b64decode(content)
-    if kind == "directory":
+class _Stream:
+    """Reads by length what comes in pieces."""
+
+    def __init__(self, content: Iterator[bytes]) -> None:
+        self._content = content
+        self._held = memoryview(b"")
+
+    def some(self, most: int) -> bytes:
+        """Returns the next bytes, at most so many; none at the end."""
+        if not self._held:
+            self._held = memoryview(next(self._content, b""))
+        taken, self._held = bytes(self._held[:most]), self._held[most:]
+        return taken
+
+    def read(self, size: int, or_none: bool = False) -> bytes:
+        """Returns so many bytes, or none at the end where that may be. Raises EOFError."""
+        taken = bytearray()
+        while len(taken) < size:
+            piece = self.some(size - len(taken))
+            if not piece:
+                if or_none and not taken:
+                    return b""
+                raise EOFError("the caller went away")
+            taken += piece
+        return bytes(taken)
+
+
+def _enter(path: str, mode: int, moment: int, stream: _Stream, size: int) -> None:
+    if stat.S_ISDIR(mode):
         os.mkdir(path, 0o755)
         return
-    if kind == "link":
-        os.symlink(os.fsdecode(data), path)
+    if stat.S_ISLNK(mode):
+        os.symlink(os.fsdecode(stream.read(size)), path)
     else:
-        _write(path, data, mode, kind == "more")
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb", buffering=0) as file:
+            while size:
+                piece = stream.some(size)
+                if not piece:
+                    raise EOFError("the caller went away")
+                size -= len(piece)
+                while piece:
+                    piece = piece[file.write(piece) :]
+            os.fchmod(descriptor, stat.S_IMODE(mode))
     os.utime(path, ns=(moment, moment), follow_symlinks=False)
-
-
-def _write(path: str, data: bytes, mode: int, append: bool) -> None:
-    if append:
-        os.chmod(path, 0o600)  # what was written of it so far may be read-only already
-    flags = os.O_WRONLY | os.O_NOFOLLOW | (os.O_APPEND if append else os.O_CREAT | os.O_EXCL)
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        file.write(data)
-        os.fchmod(file.fileno(), mode)

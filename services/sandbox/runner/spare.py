@@ -13,7 +13,7 @@ import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
-from . import files, processes, search, seedling, shell
+from . import files, processes, search, shell
 
 if TYPE_CHECKING:
     import socket
@@ -36,7 +36,6 @@ FILE_TOOLS: dict[str, Callable[[str, dict[str, Any]], files.Answer]] = {
     "glob": search.glob,
     "grep": search.grep,
     "_put": files.put,
-    "_plant": seedling.plant,
 }
 
 

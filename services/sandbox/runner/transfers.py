@@ -7,7 +7,8 @@ content of strangers, archives above all, can harm this sandbox only. On the soc
     sender   frames (four bytes of length, big-endian, then so many bytes), and one of no length at the end
     child    a line of JSON with what came of it
 
-The sender is the child for `read` and `pack`, the caller for `store`, `expand` and `unpack`; `list` has no frames.
+The sender is the child for `read` and `pack`, the caller for `store`, `expand`, `unpack` and `plant`; `list` and
+`planted` have no frames.
 Nothing but that child imports this module: what it needs would cost each sandbox memory.
 """
 
@@ -102,6 +103,8 @@ def load(operation: str) -> None:
     """Imports what an operation needs: tarfile and zipfile take 40 ms, and most operations do without."""
     if operation in ("pack", "expand", "unpack"):
         from . import archives, packing  # noqa: F401 - while the archive that this lies in can still be read
+    elif operation in ("plant", "planted"):
+        from . import seedling  # noqa: F401 - likewise
 
 
 def serve(descriptor: int, workspace: str, request: dict[str, Any]) -> None:
@@ -231,6 +234,23 @@ def _unpack(place: Place, request: dict[str, Any], _: Peer, content: Iterator[by
     return {}
 
 
+def _planted(place: Place, request: dict[str, Any], _: Peer, __: Iterator[bytes]) -> dict[str, Any]:
+    from . import seedling
+
+    return {"there": seedling.is_there(place.full(request["path"]), request["seed"])}
+
+
+def _plant(place: Place, request: dict[str, Any], _: Peer, content: Iterator[bytes]) -> dict[str, Any]:
+    from . import seedling
+
+    path = os.path.join(os.path.realpath(place.workspace), request["path"])
+    try:
+        seedling.plant(path, request["seed"], content)
+    except seedling.NotPlanted as refused:
+        raise Failed("RESOURCE_INVALID", str(refused)) from None
+    return {}
+
+
 _OPERATIONS: dict[str, tuple[Callable[[Place, dict[str, Any], Peer, Iterator[bytes]], dict[str, Any]], bool]] = {
     # and whether it takes content
     "list": (_list, False),
@@ -239,4 +259,6 @@ _OPERATIONS: dict[str, tuple[Callable[[Place, dict[str, Any], Peer, Iterator[byt
     "store": (_store, True),
     "expand": (_expand, True),
     "unpack": (_unpack, True),
+    "planted": (_planted, False),
+    "plant": (_plant, True),
 }

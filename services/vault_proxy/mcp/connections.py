@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 CREDENTIAL_SECONDS = 30.0  # how long a credential is used before it is looked up again
 MOST_CONNECTIONS = 2_000
+MOST_LOST = 6  # sessions for one call: of calls at once, half find another replica of a server that does not share them
 MOST_PINS = 10_000  # of sessions and servers; a change of one that is forgotten is not noticed
 SWEEP_SECONDS = 5.0
 CLOSE_SECONDS = 1.0
@@ -76,8 +77,9 @@ class _Held:
     def outdate(self) -> None:
         self.outdated = True
 
-    def disconnect(self) -> None:
-        if self.connection is not None:
+    def disconnect(self, used: Connection | None = None) -> None:
+        """Lets go of the connection; of `used` only, if it is given: another call may have made a new one since."""
+        if self.connection is not None and used in (None, self.connection):
             self.connection.retire()
             self.connection = None
 
@@ -163,20 +165,22 @@ class Connections:
             )
 
     async def _with(self, access: Access, held: _Held, action: Callable[[Connection], Awaitable[T]], use: Use) -> T:
-        """Does something on a connection: once more after a lost session, and once more with a newer credential."""
+        """Does something on a connection: again after a lost session, and once more with a newer credential."""
         held.users += 1
-        lost = refused = False
+        lost, refused = 0, False
         try:
             while True:
+                connection: Connection | None = None
                 try:
-                    return await action(await self._ready(access, held, use))
+                    connection = await self._ready(access, held, use)
+                    return await action(connection)
                 except SessionLost:
-                    held.disconnect()
-                    if lost:
+                    held.disconnect(connection)
+                    lost += 1
+                    if lost > MOST_LOST:
                         raise ServerLost(held.server.name, "forgets its sessions", begun=False) from None
-                    lost = True
                 except CredentialRefused:
-                    held.disconnect()
+                    held.disconnect(connection)
                     async with held.lock:
                         held.looked_up = None
                         await self._look_up(access, held, use.credential)
@@ -244,6 +248,12 @@ class Connections:
             held = self._held[key] = _Held(server)
         held.used_at = time.monotonic()
         return held
+
+    def changed(self, credential_id: str) -> None:
+        """Forgets a credential that was replaced or purged: it is looked up again before it is used."""
+        for held in self._held.values():
+            if held.credential is not None and held.credential.credential_id == credential_id:
+                held.looked_up = None
 
     def drop(self, session_id: str) -> None:
         """Lets go of everything of a session."""

@@ -170,8 +170,8 @@ async def test_s05_no_way_to_more_rights(ground: Ground) -> None:
     assert (seen["no_new_privileges"], seen["filter"]) == ("1", "2")
     assert set(seen["users"]) == {"10001"}
     kept = {folder for folder in seen["folders"] if not folder.startswith("/run/handmesh")}
-    assert kept == {"/workspace", "/tmp", "/dev/shm"}
-    assert ground.column.backend == "bubblewrap" or len(seen["folders"]) == 3
+    assert kept == {"/workspace", "/workspace/outputs", "/tmp", "/dev/shm"}
+    assert ground.column.backend == "bubblewrap" or len(seen["folders"]) == 4
     assert set(seen["devices"]) <= {
         *("core", "fd", "full", "mqueue", "null", "ptmx", "pts", "random", "shm", "stderr", "stdin", "stdout", "tty"),
         *("urandom", "zero"),

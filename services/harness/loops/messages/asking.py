@@ -105,13 +105,14 @@ class Asking:
         """Asks and shows what comes, once the session is this harness's: the question does not wait for that."""
         showing = Showing()
         beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
-        discarded = True
         try:
             answer = await self._ports.model.ask(body, showing.show)
-            discarded = False
-        finally:
+            await beginning
+        except BaseException:
             beginning.cancel()
-            showing.end(discarded=discarded)
+            showing.discard()
+            raise
+        await showing.flush()
         return answer
 
     async def _begin(self, showing: Showing, read: int) -> None:

@@ -32,10 +32,12 @@ class Showing:
         self._offsets[block] = self._offsets.get(block, 0) + len(piece)
         self._previews.show(preview)
 
-    def end(self, *, discarded: bool = False) -> None:
-        """Sends what is left; when the event will not come, says so if anything of it was shown."""
-        if self._previews is None:
-            return
-        if discarded and self._offsets:
+    def discard(self) -> None:
+        """Says that the event will not come, if anything of it was shown."""
+        if self._previews is not None and self._offsets:
             self._previews.show(Preview(event_id=self._event_id, discarded=True))
-        self._previews.flush()
+
+    async def flush(self) -> None:
+        """Sends what is left, ahead of the event."""
+        if self._previews is not None:
+            await self._previews.flush()

@@ -23,7 +23,9 @@ _CLOSED = "/run/handmesh-door"  # the runner's alone, so that no tool reaches wh
 _DOOR = f"{_CLOSED}/io"
 _TMP_BYTES = 256 << 20
 _SHM_BYTES = 64 << 20
-_INODES = 200_000
+_SHM = "/dev/shm"
+_INODES = {WORKSPACE: 200_000, "/tmp": 50_000, _SHM: 10_000}  # without a number for it, millions of empty files fit
+_INODE_BYTES = 1 << 10  # of memory; measured: 960
 _OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _CAPABILITIES = ["KILL", "SETGID", "SETPCAP", "SETUID"]
 # Docker's own list, and what tells of the host: its command line, configuration and symbols.
@@ -61,7 +63,7 @@ def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = (), python:
         mounts.append({"Type": "bind", "Source": str(python), "Target": interpreter.SHOWN, "ReadOnly": True})
     limits = recipe.limits
     # What is written counts as memory: it comes on top, or a full workspace would leave the runner nothing to live on.
-    memory = limits.memory_bytes + sum(_sizes(limits).values()) + _SHM_BYTES
+    memory = limits.memory_bytes + sum(_sizes(limits).values()) + sum(_INODES.values()) * _INODE_BYTES
     config: dict[str, Any] = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
@@ -76,7 +78,6 @@ def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = (), python:
         "Memory": memory,
         "MemorySwap": memory,
         "NanoCpus": int(limits.cpus * 1e9),
-        "ShmSize": _SHM_BYTES,
         "OomScoreAdj": 500,
         "Tmpfs": _volumes(volumes) | _writable(limits),
         "Mounts": mounts,
@@ -103,6 +104,7 @@ def _sizes(limits: Limits) -> dict[str, int]:
     return {
         WORKSPACE: limits.disk_bytes,
         "/tmp": min(_TMP_BYTES, limits.disk_bytes),
+        _SHM: _SHM_BYTES,
         RECORDS: 4 * limits.output_file_bytes,
         _CLOSED: 4096,
     }
@@ -111,8 +113,9 @@ def _sizes(limits: Limits) -> dict[str, int]:
 def _writable(limits: Limits) -> dict[str, str]:
     """Returns all that can be written to: in memory, with a size."""
     modes = {
-        WORKSPACE: f"exec,nr_inodes={_INODES},mode=0700,uid={TOOL_UID},gid={TOOL_UID}",
-        "/tmp": f"exec,nr_inodes={_INODES},mode=1777",
+        WORKSPACE: f"exec,nr_inodes={_INODES[WORKSPACE]},mode=0700,uid={TOOL_UID},gid={TOOL_UID}",
+        "/tmp": f"exec,nr_inodes={_INODES['/tmp']},mode=1777",
+        _SHM: f"noexec,nr_inodes={_INODES[_SHM]},mode=1777",
         RECORDS: "noexec,mode=0755",
         _CLOSED: "noexec,mode=0700",
     }
