@@ -125,18 +125,23 @@ class Journal:
 
     async def propose(self, *events: Event) -> bool:
         """Appends what was decided if the log is still as it was read. Tells whether it was."""
+        stored = await self._said_next(*events)
+        if stored:
+            failpoints.hit("harness.decision_stored")
+        return stored
+
+    async def say_with(self, *events: Event) -> None:
+        """Appends a fact together with what was decided because of it; alone when the log is not as it was read."""
+        if len(events) == 1 or not await self._said_next(*events):
+            await self.say(events[0])
+
+    async def _said_next(self, *events: Event) -> bool:
         try:
             await self._append(events, self.head)
         except Conflict as conflict:
             await self.reach_conflict(conflict)
             return False
-        failpoints.hit("harness.decision_stored")
         return True
-
-    async def say_with(self, *events: Event) -> None:
-        """Appends a fact together with what was decided because of it; alone when the log is not as it was read."""
-        if len(events) == 1 or not await self.propose(*events):
-            await self.say(events[0])
 
     async def reach_conflict(self, conflict: Conflict) -> None:
         """Reads to where the log was when it had moved on. Raises any other conflict."""

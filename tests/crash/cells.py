@@ -36,12 +36,12 @@ KILLS = [
     Cell(4, "harness.model_answered"),
     Cell(5, "session.event_stored", passes=3),  # ModelReplied
     Cell(5, "harness.reply_stored"),
-    Cell(6, "session.event_stored", passes=5),  # a ToolStarted
+    Cell(6, "session.event_stored", passes=4),  # SandboxProvisioned with both ToolStarted
     Cell(6, "harness.call_started"),
     Cell(6, "sandbox.execution_asked"),
     Cell(8, "sandbox.execution_finished"),
     Cell(9, "harness.result_returned"),
-    Cell(9, "session.event_stored", passes=7),  # a ToolFinished
+    Cell(9, "session.event_stored", passes=5),  # a ToolFinished
     Cell(10, "harness.result_stored"),
     Cell(11, "harness.call_started", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "harness.result_returned", kind="shop", outcomes=_MAY_BE_UNKNOWN),
@@ -51,7 +51,7 @@ KILLS = [
     Cell(12, "session.event_stored", kind="asked", passes=5),  # the question or the answer
     Cell(12, "harness.call_started", kind="asked"),
     Cell(12, "harness.decision_stored", kind="yours"),
-    Cell(13, "harness.decision_stored"),  # TurnEnded
+    Cell(13, "session.event_stored", passes=7),  # ModelReplied with TurnEnded
     Cell(13, "harness.run_ended"),
     Cell(13, "session.claim_ended"),
     Cell(13, "session.item_removed"),
@@ -72,7 +72,6 @@ PAUSES = [
     Cell(3, "harness.model_streaming"),
     Cell(6, "harness.call_started"),
     Cell(9, "harness.result_returned"),
-    Cell(13, "harness.decision_stored"),
     Cell(2, "harness.model_asked"),
     Cell(4, "harness.model_answered"),
     Cell(5, "harness.reply_stored"),
@@ -88,9 +87,10 @@ SHORT_PAUSES = [
     Cell(8, "sandbox.execution_finished"),
     Cell(11, "vault_proxy.call_asked", kind="shop"),
     Cell(11, "vault_proxy.call_answered", kind="shop"),
+    Cell(12, "harness.decision_stored", kind="asked"),
     Cell(15, "sandbox.sandbox_booted"),
 ]
-"""Struck with SIGSTOP for a moment: nobody can take over from these, so all must wait for them and go on."""
+"""Struck with SIGSTOP for a moment: nobody takes over from these, so all must wait for them and go on."""
 
 AWAY = ["kill openbao", "seal openbao", "stop openbao"]
 """Step 11: nobody can use a credential. Done before a session begins, mended when its turn has ended."""
@@ -113,13 +113,13 @@ ERRORS = {
         "harness.call_started",
         "harness.result_returned",
         "harness.result_stored",
-        "harness.decision_stored",
         "harness.sandbox_made",
         "sandbox.sandbox_booted",
         "sandbox.sandbox_made",
         "sandbox.execution_asked",
         "sandbox.execution_finished",
     ),
+    "asked": ("harness.decision_stored",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
