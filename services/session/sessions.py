@@ -200,15 +200,15 @@ class Sessions:
 
         The grant is minted beside the append, for the epoch that it makes if it is accepted. If not, nobody gets it.
         """
-        epoch = (draft.expected_position or 0) + 1
-        minting = asyncio.create_task(self._grants.mint(session_id, epoch), name="mint")
+        expected = 0 if draft.expected_position is None else draft.expected_position + 1
+        minting = asyncio.create_task(self._grants.mint(session_id, expected), name="mint")
         minting.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, if the append fails
         try:
             appended = await self._append(session_id, draft)
-            newest = appended.state.epoch
-            if not epoch == appended.first_position == newest:
+            epoch, newest = appended.first_position, appended.state.epoch
+            if epoch != newest:
                 raise Conflict("EPOCH_STALE", f"the session's epoch is {newest} by now", epoch=newest)
-            grant = await minting
+            grant = await (minting if epoch == expected else self._grants.mint(session_id, epoch))
         finally:
             minting.cancel()
         await self._grants.revoke(session_id, below_epoch=epoch)

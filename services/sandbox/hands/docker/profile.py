@@ -24,7 +24,8 @@ _DOOR = f"{_CLOSED}/io"
 _TMP_BYTES = 256 << 20
 _SHM_BYTES = 64 << 20
 _SHM = "/dev/shm"
-_INODES = {WORKSPACE: 200_000, "/tmp": 50_000, _SHM: 10_000}  # without a number for it, millions of empty files fit
+_MOST_FILES = 200_000  # of a place; without a number for it, millions of empty files fit
+_BYTES_A_FILE = 8 << 10  # of a place's size
 _INODE_BYTES = 1 << 10  # of memory; measured: 960
 _OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 _CAPABILITIES = ["KILL", "SETGID", "SETPCAP", "SETUID"]
@@ -63,7 +64,7 @@ def host_config(recipe: Recipe, door: Path, volumes: Sequence[str] = (), python:
         mounts.append({"Type": "bind", "Source": str(python), "Target": interpreter.SHOWN, "ReadOnly": True})
     limits = recipe.limits
     # What is written counts as memory: it comes on top, or a full workspace would leave the runner nothing to live on.
-    memory = limits.memory_bytes + sum(_sizes(limits).values()) + sum(_INODES.values()) * _INODE_BYTES
+    memory = limits.memory_bytes + sum(size + _files(size) * _INODE_BYTES for size in _sizes(limits).values())
     config: dict[str, Any] = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
@@ -110,16 +111,24 @@ def _sizes(limits: Limits) -> dict[str, int]:
     }
 
 
+def _files(size: int) -> int:
+    """Returns how many files a place of so many bytes may have."""
+    return max(min(size // _BYTES_A_FILE, _MOST_FILES), 8)
+
+
 def _writable(limits: Limits) -> dict[str, str]:
     """Returns all that can be written to: in memory, with a size."""
     modes = {
-        WORKSPACE: f"exec,nr_inodes={_INODES[WORKSPACE]},mode=0700,uid={TOOL_UID},gid={TOOL_UID}",
-        "/tmp": f"exec,nr_inodes={_INODES['/tmp']},mode=1777",
-        _SHM: f"noexec,nr_inodes={_INODES[_SHM]},mode=1777",
+        WORKSPACE: f"exec,mode=0700,uid={TOOL_UID},gid={TOOL_UID}",
+        "/tmp": "exec,mode=1777",
+        _SHM: "noexec,mode=1777",
         RECORDS: "noexec,mode=0755",
         _CLOSED: "noexec,mode=0700",
     }
-    return {path: f"rw,nosuid,nodev,size={size},{modes[path]}" for path, size in _sizes(limits).items()}
+    return {
+        path: f"rw,nosuid,nodev,size={size},nr_inodes={_files(size)},{modes[path]}"
+        for path, size in _sizes(limits).items()
+    }
 
 
 def _volumes(paths: Sequence[str]) -> dict[str, str]:
