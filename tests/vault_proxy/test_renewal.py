@@ -311,8 +311,11 @@ async def test_the_end_of_one_session_is_not_another_ones(world: World, oauth: O
     other = operator.SessionPass(first.issuer_key_file, "default", first.vault_ids)
     access = dataclasses.replace(replica.access, session_id=other.session_id, secrets=other)
     their = Replica(replica.renewal, access, replica.credential)
-    ending, going_on = asyncio.create_task(replica.value()), asyncio.create_task(their.value())
-    while other.asked == 0 or not replica.renewal._running:
+    ending = asyncio.create_task(replica.value())
+    while not replica.renewal._running:
+        await asyncio.sleep(0)  # it is the first session that renews
+    going_on = asyncio.create_task(their.value())
+    while other.asked == 0:
         await asyncio.sleep(0)
     first.over = True
     world.store.forget(first.session_id, 0)
