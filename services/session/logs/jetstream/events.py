@@ -17,7 +17,7 @@ from services.session.logs.jetstream.streams import shard_of
 COUNT = "Handmesh-Count"
 PREVIOUS = "Handmesh-Previous"
 EXPECTED = "Nats-Expected-Last-Subject-Sequence"
-WRONG_LAST_SEQUENCE = 10071
+WRONG_LAST_SEQUENCE = (10071, 10164)  # the second of several nodes, while another append is on its way
 TOO_MANY_PER_SUBJECT = 10077  # also when the stream is full
 MULTI_SUBJECTS = 1_015  # of one read, a page and what may begin before it; nats-server refuses more than 1,024
 LEAST_READ_BYTES = 256 * 1024  # of one read, so that small ones take few
@@ -38,7 +38,7 @@ class JetStreamLog:
         code = 0 if _STORED.match(answer) else int(json.loads(answer).get("error", {}).get("err_code", 0))
         if not code:
             return
-        taken = code == WRONG_LAST_SEQUENCE or (
+        taken = code in WRONG_LAST_SEQUENCE or (
             code == TOO_MANY_PER_SUBJECT and await self._connection.last(_stream(session_id), subject)
         )
         if taken:

@@ -43,7 +43,7 @@ class JetStreamRegistry:
     async def swap(self, bucket: str, key: str, value: bytes, revision: int) -> int:
         header = header_of(**{EXPECTED: str(revision)})
         stored = await self._connection.publish(f"$KV.{bucket}.{key}", value, header)
-        if stored.code not in (0, WRONG_LAST_SEQUENCE):
+        if stored.code not in (0, *WRONG_LAST_SEQUENCE):
             raise _refused(stored.code)
         return stored.sequence
 
