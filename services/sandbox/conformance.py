@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -30,6 +31,7 @@ from services.sandbox.hand import (
     Result,
     SandboxInfo,
 )
+from services.sandbox.runner.shell import DESCRIPTORS
 
 LIMITS = Limits(memory_bytes=256 << 20, processes=64, disk_bytes=64 << 20, output_file_bytes=8 << 20, seconds=60.0)
 """The limits that a stand's recipe must have. Small ones, which a check can reach."""
@@ -765,6 +767,23 @@ async def check_65_what_is_released_is_given_to_nobody(stand: Stand) -> None:
     await refused(Gone, "SANDBOX_GONE", stand.hand.claim(free, stand.labels("", "s")))
     await releasing
     await refused(Gone, "SANDBOX_GONE", stand.hand.claim(free, stand.labels("", "s")))
+
+
+async def check_66_a_service_with_many_descriptors_makes_sandboxes(stand: Stand) -> None:
+    """Whichever number a new socket of the service has, also one that the runner gives to its children."""
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    while held[-1] <= max(DESCRIPTORS):
+        held.append(os.dup(held[0]))
+    for number in DESCRIPTORS:
+        held.remove(number)
+        os.close(number)
+    try:
+        sandboxes = [await stand.id() for _ in DESCRIPTORS]
+        results = [await stand.bash(sandbox, "echo here") for sandbox in sandboxes]
+        assert [result.text for result in results] == ["here"] * len(DESCRIPTORS)
+    finally:
+        for number in held:
+            os.close(number)
 
 
 def _token() -> str:

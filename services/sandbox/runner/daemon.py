@@ -214,8 +214,8 @@ def main() -> None:
     """Runs a runner by the JSON in the first argument."""
     config = Config.parse(sys.argv[1])
     if config.socket_fd is not None:
-        listener = socket.socket(fileno=config.socket_fd)
-        listener.set_inheritable(False)
+        listener = socket.socket(fileno=os.dup(config.socket_fd))  # it may have come as one of `shell.DESCRIPTORS`
+        os.close(config.socket_fd)
     else:
         assert config.socket is not None
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
