@@ -99,7 +99,7 @@ bench-log: setup ## Measure the log alone, at full size (some minutes); ARGS='--
 	@$(PY) -m bench log --size full $(ARGS)
 
 .PHONY: bench-hands
-bench-hands: setup ## Measure sandboxes alone, at full size (some minutes); ARGS='--only executes' takes a part
+bench-hands: setup ## Measure sandboxes alone, at full size (some 4 minutes); ARGS='--only executes' takes a part
 	@$(PY) -m bench hands --size full $(ARGS)
 
 .PHONY: bench-ttft
