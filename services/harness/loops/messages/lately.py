@@ -13,7 +13,7 @@ from services.harness.core import CallFinished, Fact
 from services.harness.loops.messages.state import Link, State
 
 MAX_SESSIONS = 256
-MAX_BYTES = 6 * 1024 * 1024  # of what is remembered, as far as it grows with the conversation
+MAX_BYTES = 2 * 1024 * 1024  # of what is remembered, as far as it grows with the conversation
 FACT_BYTES = 600  # that a fact takes beside its text
 
 
