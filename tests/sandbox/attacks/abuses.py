@@ -174,7 +174,7 @@ ABUSES = {
     ),
     "hole": Abuse("truncate -s 1T hole; ls -s hole; echo on", said="on"),
     "inodes": Abuse(_MANY, ci=10_000, full=1_000_000),
-    "deep tree": Abuse(_DEEP, said="made", ci=2_000, full=20_000),
+    "deep tree": Abuse(_DEEP, said="made", ci=2_000, full=15_000),
     "locked tree": Abuse(
         "mkdir -p locked/a/b .removed-0; touch locked/a/b/c locked/.removed-1; ln -s /etc locked/etc; chmod -R 0 locked"
     ),
