@@ -202,3 +202,12 @@ def shop_grant(proxy: Proxy, shop: Shop, openbao: OpenBaoServer) -> str:
     """A grant for the shop, whose token is in a vault of the session."""
     vault_id = put_credential(openbao, shop.origin, shop.token)
     return proxy.peer.grant(McpServer(name="shop", url=shop.url), vault_ids=(vault_id,))
+
+
+@pytest.fixture(params=["memory", pytest.param("openbao", marks=pytest.mark.vault)])
+def store_settings(request: pytest.FixtureRequest) -> dict[str, str]:
+    """Settings of each store, with a login that may write."""
+    if request.param == "memory":
+        return {}
+    bao: OpenBaoServer = request.getfixturevalue("openbao")
+    return vault_settings(bao)

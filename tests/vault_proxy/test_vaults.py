@@ -23,15 +23,6 @@ VALUE = "canary-in-the-api"
 ORIGIN = "https://mcp.example"
 
 
-@pytest.fixture(params=["memory", pytest.param("openbao", marks=pytest.mark.vault)])
-def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """Settings of each store, with a login that may write."""
-    if request.param == "memory":
-        return {}
-    bao: OpenBaoServer = request.getfixturevalue("openbao")
-    return vault_settings(bao)
-
-
 @pytest.fixture
 async def proxy(start: Start, store_settings: dict[str, str]) -> AsyncIterator[Proxy]:
     """A vault_proxy whose vaults can be changed."""
