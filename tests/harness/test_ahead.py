@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from handmesh.session.v1.config_pb2 import McpServer, SessionConfig
-from handmesh.session.v1.event_pb2 import Event, InterruptRequested
+from handmesh.session.v1.event_pb2 import Event, InterruptRequested, ModelReplied
+from services.harness.adapters import codec
 from services.harness.loops.messages import make
+from services.harness.loops.messages.ahead import MAX_BYTES, with_what_follows
+from services.harness.loops.messages.state import fold_all
 from services.harness.ports import Appended
 from tests.support.harness_ports import MemoryHands, MemoryLog, MemoryServers, ScriptedModel, Told, message, ports, said
 
@@ -95,3 +99,15 @@ async def test_a_servers_call_that_starts_with_its_reply_is_sent_as_a_new_one() 
     appends = await turns(log, ScriptedModel(said(t1=("shop__buy", {})), said()), servers)
     assert ["model_replied", "tool_started"] in appends
     assert servers.calls == [("t1", False)]
+
+
+async def test_an_append_is_never_larger_than_a_log_takes() -> None:
+    """A reply that fills an append is said alone, and its turn's end after it; a smaller one is said with it."""
+    state = fold_all(codec.fact_of(event) for event in Counted().events)
+    for size, kinds in ((10, ["model_replied", "turn_ended"]), (MAX_BYTES, ["model_replied"])):
+        content = json.dumps([{"type": "text", "text": "x" * size}]).encode()
+        reply = Event(
+            model_replied=ModelReplied(content_json=content, stop_reason="end_turn", read_position=state.head)
+        )
+        said_together = with_what_follows(state, reply, state.head, 0.0)
+        assert [event.WhichOneof("kind") for event in said_together] == kinds
