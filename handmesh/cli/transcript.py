@@ -66,6 +66,11 @@ class Transcript:
                 self.note(one_line(f"a credential was used for {used.server}: {used.result}", self._notes.width))
             case "tools_changed":
                 self.note(one_line(f"the tools of {event.tools_changed.server} changed", self._notes.width), "yellow")
+            case "door_refused":
+                refused = event.door_refused
+                self.note(
+                    one_line(f"refused at the {refused.door} door: {refused.target}", self._notes.width), "yellow"
+                )
             case "sandbox_provisioned":
                 self._show_sandbox(event.sandbox_provisioned)
             case "turn_ended":

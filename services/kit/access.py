@@ -72,6 +72,7 @@ _VAULT_PROXY = {
     "Execute": READERS,
     "WatchExecution": READERS,
     "CancelExecution": READERS,
+    "PrepareDoors": frozenset({"sandbox"}),
     "OpenDoor": frozenset({"sandbox"}),
     "CreateVault": CLIENT,
     "GetVault": CLIENT,

@@ -40,6 +40,7 @@ EMITTERS: dict[str, frozenset[str]] = {
     "hand_transferred": _BY_HARNESS,
     "credential_used": frozenset({VAULT_PROXY}),
     "tools_changed": frozenset({VAULT_PROXY}),
+    "door_refused": frozenset({VAULT_PROXY}),
     "child_started": _BY_HARNESS,
     "child_ended": _BY_HARNESS,
     "session_forked": _BY_SESSION,

@@ -101,6 +101,9 @@ class VaultProxy(VaultProxyServiceServicer):
         await self._vaults.archive(_tenant(), request.credential_id)
         return pb.ArchiveCredentialResponse()
 
+    async def PrepareDoors(self, request: pb.PrepareDoorsRequest, context: Context) -> pb.PrepareDoorsResponse:
+        raise _not_built("PrepareDoors")
+
     async def OpenDoor(self, request: pb.OpenDoorRequest, context: Context) -> pb.OpenDoorResponse:
         raise _not_built("OpenDoor")
 

@@ -246,6 +246,20 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """`UNAVAILABLE`. The authorization server does not renew the access now; the
     credential may be good. Metadata: `server`.
     """
+    ERROR_REASON_REPOSITORY_DENIED: _ErrorReason.ValueType  # 79
+    """In events and at doors only. The session has no such repository."""
+    ERROR_REASON_REFERENCE_DENIED: _ErrorReason.ValueType  # 80
+    """In events and at doors only. The session may not push to that reference, or
+    not in that way.
+    """
+    ERROR_REASON_HOST_DENIED: _ErrorReason.ValueType  # 81
+    """In events and at doors only. The environment's network policy has no such
+    host.
+    """
+    ERROR_REASON_DOOR_REQUEST_INVALID: _ErrorReason.ValueType  # 82
+    """In events and at doors only. Not what the door is for, or more than it
+    takes.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason that a service of this system gives in
@@ -477,4 +491,18 @@ change. Metadata: `field`.
 ERROR_REASON_CREDENTIAL_REFRESH_FAILED: ErrorReason.ValueType  # 78
 """`UNAVAILABLE`. The authorization server does not renew the access now; the
 credential may be good. Metadata: `server`.
+"""
+ERROR_REASON_REPOSITORY_DENIED: ErrorReason.ValueType  # 79
+"""In events and at doors only. The session has no such repository."""
+ERROR_REASON_REFERENCE_DENIED: ErrorReason.ValueType  # 80
+"""In events and at doors only. The session may not push to that reference, or
+not in that way.
+"""
+ERROR_REASON_HOST_DENIED: ErrorReason.ValueType  # 81
+"""In events and at doors only. The environment's network policy has no such
+host.
+"""
+ERROR_REASON_DOOR_REQUEST_INVALID: ErrorReason.ValueType  # 82
+"""In events and at doors only. Not what the door is for, or more than it
+takes.
 """

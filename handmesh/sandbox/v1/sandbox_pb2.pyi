@@ -150,19 +150,27 @@ class GitRepository(message.Message):
 
     URL_FIELD_NUMBER: builtins.int
     REF_FIELD_NUMBER: builtins.int
+    PUSH_PATTERNS_FIELD_NUMBER: builtins.int
     url: builtins.str
     """Where from: `https://host/owner/name`."""
     ref: builtins.str
     """Branch, tag or commit. Empty means the remote's default branch."""
+    @builtins.property
+    def push_patterns(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """References that the session may push to, with `*` for any characters:
+        `refs/heads/agent/*`. None means that it may not push.
+        """
+
     def __init__(
         self,
         *,
         url: builtins.str = ...,
         ref: builtins.str = ...,
+        push_patterns: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["ref", b"ref", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["push_patterns", b"push_patterns", "ref", b"ref", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

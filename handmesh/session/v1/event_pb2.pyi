@@ -105,6 +105,7 @@ class Event(message.Message):
     HAND_TRANSFERRED_FIELD_NUMBER: builtins.int
     CREDENTIAL_USED_FIELD_NUMBER: builtins.int
     TOOLS_CHANGED_FIELD_NUMBER: builtins.int
+    DOOR_REFUSED_FIELD_NUMBER: builtins.int
     CHILD_STARTED_FIELD_NUMBER: builtins.int
     CHILD_ENDED_FIELD_NUMBER: builtins.int
     SESSION_FORKED_FIELD_NUMBER: builtins.int
@@ -251,6 +252,10 @@ class Event(message.Message):
         """An MCP server offers other tools than before."""
 
     @builtins.property
+    def door_refused(self) -> DoorRefused:
+        """A door of a hand refused something."""
+
+    @builtins.property
     def child_started(self) -> ChildStarted:
         """The session started another one."""
 
@@ -305,16 +310,17 @@ class Event(message.Message):
         hand_transferred: HandTransferred | None = ...,
         credential_used: CredentialUsed | None = ...,
         tools_changed: ToolsChanged | None = ...,
+        door_refused: DoorRefused | None = ...,
         child_started: ChildStarted | None = ...,
         child_ended: ChildEnded | None = ...,
         session_forked: SessionForked | None = ...,
         custom: Custom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "tools_changed", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "tools_changed", "door_refused", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1304,6 +1310,44 @@ class ToolsChanged(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["added", b"added", "changed", b"changed", "removed", b"removed", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DoorRefused(message.Message):
+    """A hand asked for something through one of its doors and was refused. Said once
+    for what is refused again and again in a short while.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    DOOR_FIELD_NUMBER: builtins.int
+    TARGET_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    """The sandbox."""
+    door: builtins.str
+    """Which door: `git` or `egress`."""
+    target: builtins.str
+    """What it asked for: `host:port`, or a repository as `https://host/owner/name`."""
+    reason: builtins.str
+    """A `handmesh.error.v1.ErrorReason` by name."""
+    message: builtins.str
+    """One line for people and models to read: what would be allowed."""
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        door: builtins.str = ...,
+        target: builtins.str = ...,
+        reason: builtins.str = ...,
+        message: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["door", b"door", "message", b"message", "reason", b"reason", "sandbox_id", b"sandbox_id", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1392,7 +1392,6 @@ class CheckGrantResponse(message.Message):
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     MCP_SERVERS_FIELD_NUMBER: builtins.int
     VAULT_IDS_FIELD_NUMBER: builtins.int
-    EGRESS_HOSTS_FIELD_NUMBER: builtins.int
     GIT_RULES_FIELD_NUMBER: builtins.int
     CACHE_TIME_FIELD_NUMBER: builtins.int
     VAULT_JWT_FIELD_NUMBER: builtins.int
@@ -1419,10 +1418,6 @@ class CheckGrantResponse(message.Message):
         """The vaults whose credentials it may use, in order of preference."""
 
     @builtins.property
-    def egress_hosts(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Hosts that its hands may reach."""
-
-    @builtins.property
     def git_rules(self) -> containers.RepeatedCompositeFieldContainer[GitRule]:
         """What its hands may do with git hosts."""
 
@@ -1439,14 +1434,13 @@ class CheckGrantResponse(message.Message):
         expire_time: timestamp_pb2.Timestamp | None = ...,
         mcp_servers: abc.Iterable[config_pb2.McpServer] | None = ...,
         vault_ids: abc.Iterable[builtins.str] | None = ...,
-        egress_hosts: abc.Iterable[builtins.str] | None = ...,
         git_rules: abc.Iterable[GitRule] | None = ...,
         cache_time: duration_pb2.Duration | None = ...,
         vault_jwt: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "egress_hosts", b"egress_hosts", "epoch", b"epoch", "expire_time", b"expire_time", "git_rules", b"git_rules", "mcp_servers", b"mcp_servers", "session_id", b"session_id", "tenant", b"tenant", "vault_ids", b"vault_ids", "vault_jwt", b"vault_jwt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "epoch", b"epoch", "expire_time", b"expire_time", "git_rules", b"git_rules", "mcp_servers", b"mcp_servers", "session_id", b"session_id", "tenant", b"tenant", "vault_ids", b"vault_ids", "vault_jwt", b"vault_jwt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
 from google.protobuf.internal import enum_type_wrapper as enum_type_wrapper
 from handmesh.sandbox.v1 import tool_pb2 as tool_pb2
+from handmesh.session.v1 import session_pb2 as session_pb2
 import builtins as builtins
 import sys
 import typing as typing
@@ -306,6 +307,126 @@ class CancelExecutionResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class PrepareDoorsRequest(message.Message):
+    """Request for `PrepareDoors`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    NETWORK_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    """The sandbox that the doors are for."""
+    @builtins.property
+    def network(self) -> NetworkPolicy:
+        """What its environment may reach."""
+
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        network: NetworkPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["network", b"network"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["network", b"network", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class PrepareDoorsResponse(message.Message):
+    """Response for `PrepareDoors`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PLACEHOLDERS_FIELD_NUMBER: builtins.int
+    CA_CERTIFICATE_FIELD_NUMBER: builtins.int
+    REPOSITORIES_FIELD_NUMBER: builtins.int
+    ca_certificate: builtins.str
+    """A certificate, PEM, that the sandbox must trust: of the authority that signs
+    for hosts at which a placeholder is replaced. Empty when there is none.
+    """
+    @builtins.property
+    def placeholders(self) -> containers.RepeatedCompositeFieldContainer[Placeholder]:
+        """Variables of the sandbox whose values stand for credentials and are worth
+        nothing elsewhere.
+        """
+
+    @builtins.property
+    def repositories(self) -> containers.RepeatedCompositeFieldContainer[session_pb2.GitRule]:
+        """Repositories that its git door leads to."""
+
+    def __init__(
+        self,
+        *,
+        placeholders: abc.Iterable[Placeholder] | None = ...,
+        ca_certificate: builtins.str = ...,
+        repositories: abc.Iterable[session_pb2.GitRule] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ca_certificate", b"ca_certificate", "placeholders", b"placeholders", "repositories", b"repositories"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Placeholder(message.Message):
+    """A variable of the sandbox, and the value that stands for a credential."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VARIABLE_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    variable: builtins.str
+    """The variable's name."""
+    value: builtins.str
+    """What it holds. Not a secret."""
+    def __init__(
+        self,
+        *,
+        variable: builtins.str = ...,
+        value: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["value", b"value", "variable", b"variable"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class NetworkPolicy(message.Message):
+    """What the sandboxes of an environment may reach, as its operator says. All
+    unset means nothing.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ALLOW_FIELD_NUMBER: builtins.int
+    ALLOW_PACKAGE_MANAGERS_FIELD_NUMBER: builtins.int
+    ALLOW_MCP_SERVERS_FIELD_NUMBER: builtins.int
+    allow_package_managers: builtins.bool
+    """The hosts that the usual package managers fetch from."""
+    allow_mcp_servers: builtins.bool
+    """The hosts of the session's MCP servers."""
+    @builtins.property
+    def allow(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Hosts: names, or `*.name` for every name below one, each with `:port` or
+        without. Without, ports 80 and 443.
+        """
+
+    def __init__(
+        self,
+        *,
+        allow: abc.Iterable[builtins.str] | None = ...,
+        allow_package_managers: builtins.bool = ...,
+        allow_mcp_servers: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["allow", b"allow", "allow_mcp_servers", b"allow_mcp_servers", "allow_package_managers", b"allow_package_managers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class OpenDoorRequest(message.Message):
     """Request for `OpenDoor`."""
 
@@ -313,19 +434,25 @@ class OpenDoorRequest(message.Message):
 
     SANDBOX_ID_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
+    NETWORK_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """The sandbox that the door is for."""
     kind: DoorKind.ValueType
     """What goes through it."""
+    @builtins.property
+    def network(self) -> NetworkPolicy:
+        """What its environment may reach. For `EGRESS`."""
+
     def __init__(
         self,
         *,
         sandbox_id: builtins.str = ...,
         kind: DoorKind.ValueType = ...,
+        network: NetworkPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["network", b"network"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["kind", b"kind", "network", b"network", "sandbox_id", b"sandbox_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

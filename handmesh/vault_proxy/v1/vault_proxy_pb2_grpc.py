@@ -70,6 +70,11 @@ class VaultProxyServiceStub:
                 request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionRequest.SerializeToString,
                 response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionResponse.FromString,
                 _registered_method=True)
+        self.PrepareDoors = channel.unary_unary(
+                '/handmesh.vault_proxy.v1.VaultProxyService/PrepareDoors',
+                request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.PrepareDoorsRequest.SerializeToString,
+                response_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.PrepareDoorsResponse.FromString,
+                _registered_method=True)
         self.OpenDoor = channel.unary_unary(
                 '/handmesh.vault_proxy.v1.VaultProxyService/OpenDoor',
                 request_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.OpenDoorRequest.SerializeToString,
@@ -197,9 +202,17 @@ class VaultProxyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PrepareDoors(self, request, context):
+        """Says what a sandbox must be told of its doors before its tools run: values
+        that stand for credentials, a certificate to trust, repositories.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def OpenDoor(self, request, context):
         """Gives the sandbox service a ticket for the door listener, over which the
-        bytes of one hand's git or egress socket are relayed.
+        bytes of one connection of a hand's git or egress socket are relayed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -333,6 +346,11 @@ def add_VaultProxyServiceServicer_to_server(servicer, server):
                     servicer.CancelExecution,
                     request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionRequest.FromString,
                     response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionResponse.SerializeToString,
+            ),
+            'PrepareDoors': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareDoors,
+                    request_deserializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.PrepareDoorsRequest.FromString,
+                    response_serializer=handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.PrepareDoorsResponse.SerializeToString,
             ),
             'OpenDoor': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenDoor,
@@ -519,6 +537,33 @@ class VaultProxyService:
             '/handmesh.vault_proxy.v1.VaultProxyService/CancelExecution',
             handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionRequest.SerializeToString,
             handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.CancelExecutionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareDoors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.vault_proxy.v1.VaultProxyService/PrepareDoors',
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.PrepareDoorsRequest.SerializeToString,
+            handmesh_dot_vault__proxy_dot_v1_dot_vault__proxy__pb2.PrepareDoorsResponse.FromString,
             options,
             channel_credentials,
             insecure,

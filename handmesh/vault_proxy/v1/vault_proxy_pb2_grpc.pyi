@@ -79,9 +79,13 @@ class VaultProxyServiceStub:
     """Asks the MCP server to stop an execution. Idempotent; an id that is not
     known never starts.
     """
+    PrepareDoors: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.PrepareDoorsRequest, _vault_proxy_pb2.PrepareDoorsResponse]
+    """Says what a sandbox must be told of its doors before its tools run: values
+    that stand for credentials, a certificate to trust, repositories.
+    """
     OpenDoor: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.OpenDoorRequest, _vault_proxy_pb2.OpenDoorResponse]
     """Gives the sandbox service a ticket for the door listener, over which the
-    bytes of one hand's git or egress socket are relayed.
+    bytes of one connection of a hand's git or egress socket are relayed.
     """
     CreateVault: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.CreateVaultRequest, _vault_proxy_pb2.CreateVaultResponse]
     """Makes a vault: a named set of credentials. Idempotent by `request_id`."""
@@ -195,9 +199,13 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     """Asks the MCP server to stop an execution. Idempotent; an id that is not
     known never starts.
     """
+    PrepareDoors: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.PrepareDoorsRequest, _vault_proxy_pb2.PrepareDoorsResponse]  # type: ignore[assignment]
+    """Says what a sandbox must be told of its doors before its tools run: values
+    that stand for credentials, a certificate to trust, repositories.
+    """
     OpenDoor: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.OpenDoorRequest, _vault_proxy_pb2.OpenDoorResponse]  # type: ignore[assignment]
     """Gives the sandbox service a ticket for the door listener, over which the
-    bytes of one hand's git or egress socket are relayed.
+    bytes of one connection of a hand's git or egress socket are relayed.
     """
     CreateVault: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.CreateVaultRequest, _vault_proxy_pb2.CreateVaultResponse]  # type: ignore[assignment]
     """Makes a vault: a named set of credentials. Idempotent by `request_id`."""
@@ -334,13 +342,23 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def PrepareDoors(
+        self,
+        request: _vault_proxy_pb2.PrepareDoorsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_vault_proxy_pb2.PrepareDoorsResponse, _abc.Awaitable[_vault_proxy_pb2.PrepareDoorsResponse]]:
+        """Says what a sandbox must be told of its doors before its tools run: values
+        that stand for credentials, a certificate to trust, repositories.
+        """
+
+    @_abc_1.abstractmethod
     def OpenDoor(
         self,
         request: _vault_proxy_pb2.OpenDoorRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.OpenDoorResponse, _abc.Awaitable[_vault_proxy_pb2.OpenDoorResponse]]:
         """Gives the sandbox service a ticket for the door listener, over which the
-        bytes of one hand's git or egress socket are relayed.
+        bytes of one connection of a hand's git or egress socket are relayed.
         """
 
     @_abc_1.abstractmethod
