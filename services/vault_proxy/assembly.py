@@ -14,6 +14,10 @@ from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.credentials import Credentials
+from services.vault_proxy.doors.listener import Listener
+from services.vault_proxy.doors.reception import Reception
+from services.vault_proxy.doors.tickets import Tickets
+from services.vault_proxy.doors.visit import Door
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
 from services.vault_proxy.renewal import Renewal
@@ -43,24 +47,31 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     vaults = Vaults(store, now, connections.changed)
     executions = Executions(settings.call_seconds)
     tools = Tools(connections, executions, audit)
+    doors: dict[str, Door] = {}
+    tickets = Tickets(time.monotonic)
+    listener = Listener(doors, tickets)
+    reception = Reception(doors, tickets, listener, address=settings.door_address)
 
     def revoked(session_id: str, below_epoch: int) -> None:
         store.forget(session_id, below_epoch)
         if below_epoch == 0:  # the session has ended; a newer epoch takes over what runs
             tools.end_session(session_id)
+            reception.end_session(session_id)
 
     grants = Grants(session, revoked)
     server = serving.Server(settings)
-    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults), server.grpc)
+    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, reception), server.grpc)
     async with asyncio.TaskGroup() as tasks:
         behind = [
             tasks.create_task(each) for each in (grants.watch(), store.keep(), audit.tell(), connections.keep_tidy())
         ]
         try:
+            await listener.start(settings.door_listen, settings.tls_dir)
             await server.start(NAME)
             yield server
         finally:
             await server.stop()
+            await listener.stop()
             await executions.close()
             await connections.close()
             await renewal.close()
