@@ -14,6 +14,7 @@ from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.credentials import Credentials
+from services.vault_proxy.doors.refusals import Refusals
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
 from services.vault_proxy.renewal import Renewal
@@ -43,19 +44,20 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     vaults = Vaults(store, now, connections.changed)
     executions = Executions(settings.call_seconds)
     tools = Tools(connections, executions, audit)
+    refusals = Refusals(Audit(session))
 
     def revoked(session_id: str, below_epoch: int) -> None:
         store.forget(session_id, below_epoch)
         if below_epoch == 0:  # the session has ended; a newer epoch takes over what runs
             tools.end_session(session_id)
+            refusals.forget(session_id)
 
     grants = Grants(session, revoked)
     server = serving.Server(settings)
     add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults), server.grpc)
     async with asyncio.TaskGroup() as tasks:
-        behind = [
-            tasks.create_task(each) for each in (grants.watch(), store.keep(), audit.tell(), connections.keep_tidy())
-        ]
+        tellers = audit.tell(), refusals.tell_on()
+        behind = [tasks.create_task(each) for each in (grants.watch(), store.keep(), connections.keep_tidy(), *tellers)]
         try:
             await server.start(NAME)
             yield server
@@ -64,7 +66,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             await executions.close()
             await connections.close()
             await renewal.close()
-            await audit.flush()
+            await asyncio.gather(audit.flush(), refusals.flush())
             for task in behind:
                 task.cancel()
     await store.close()
