@@ -27,7 +27,6 @@ from services.vault_proxy.grants import Access
 from tests.support.mesh_server import Served
 from tests.vault_proxy.session_peer import SessionPeer
 
-
 SESSION = ids.mint("sess")
 
 
