@@ -17,8 +17,12 @@ from services.vault_proxy.audit import Audit
 from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.doors.authority import Authority
 from services.vault_proxy.doors.egress import EgressDoor
+from services.vault_proxy.doors.listener import Listener
 from services.vault_proxy.doors.purse import Purse
+from services.vault_proxy.doors.reception import Reception
 from services.vault_proxy.doors.refusals import Refusals
+from services.vault_proxy.doors.tickets import Tickets
+from services.vault_proxy.doors.visit import Door
 from services.vault_proxy.doors.wires import Limits as DoorLimits
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
@@ -76,6 +80,10 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     tools = Tools(connections, executions, audit)
     refusals = Refusals(Audit(session))
     egress = egress_door(settings, purse, audit, refusals)
+    doors: dict[str, Door] = {"egress": egress}
+    tickets = Tickets(time.monotonic)
+    listener = Listener(doors, tickets)
+    reception = Reception(doors, tickets, listener, egress, settings.door_address)
 
     def revoked(session_id: str, below_epoch: int) -> None:
         store.forget(session_id, below_epoch)
@@ -83,18 +91,21 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             tools.end_session(session_id)
             refusals.forget(session_id)
             purse.forget(session_id)
+            reception.end_session(session_id)
 
     grants = Grants(session, revoked)
     server = serving.Server(settings)
-    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults), server.grpc)
+    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, reception), server.grpc)
     async with asyncio.TaskGroup() as tasks:
         tellers = audit.tell(), refusals.tell_on()
         behind = [tasks.create_task(each) for each in (grants.watch(), store.keep(), connections.keep_tidy(), *tellers)]
         try:
+            await listener.start(settings.door_listen, settings.tls_dir)
             await server.start(NAME)
             yield server
         finally:
             await server.stop()
+            await listener.stop()
             await executions.close()
             await connections.close()
             await renewal.close()

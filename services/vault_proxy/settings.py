@@ -22,6 +22,8 @@ from services.kit.settings import (
 )
 from services.vault_proxy.core.egress import parse_hosts
 
+EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
+
 
 @dataclass(frozen=True)
 class Settings(Mesh):
@@ -66,6 +68,18 @@ class Settings(Mesh):
     idle_seconds: int = setting(
         "HANDMESH_MCP_IDLE_SECONDS", whole, 300, "After how long an unused connection to an MCP server is closed."
     )
+    door_listen: str = setting(
+        "HANDMESH_DOOR_LISTEN",
+        address,
+        "127.0.0.1:0",
+        "Where the sandbox service brings the connections of hands' doors: mutual TLS. Port 0 is any free one.",
+    )
+    door_address: str | None = setting(
+        "HANDMESH_DOOR_ADDRESS",
+        address,
+        None,
+        "Where it finds that listener, of this very replica. None: as it listens.",
+    )
 
     package_hosts: tuple[str, ...] = setting(
         "HANDMESH_VAULT_PROXY_PACKAGE_HOSTS",
@@ -103,3 +117,7 @@ class Settings(Mesh):
             )
         if self.store == "hashicorp" and self.vault_approle_file is None:
             raise SettingsError("HANDMESH_VAULT_APPROLE_FILE is not set, and HANDMESH_STORE is hashicorp")
+        if self.door_address is None and self.door_listen.rpartition(":")[0] in EVERYWHERE:
+            raise SettingsError(
+                f"HANDMESH_DOOR_ADDRESS is not set, and nobody can dial HANDMESH_DOOR_LISTEN, {self.door_listen}"
+            )
