@@ -16,9 +16,11 @@ from services.kit.settings import (
     path,
     setting,
     text,
+    tuning,
     url,
     whole,
 )
+from services.vault_proxy.core.egress import parse_hosts
 
 EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 
@@ -79,7 +81,40 @@ class Settings(Mesh):
         "Where it finds that listener, of this very replica. None: as it listens.",
     )
 
+    package_hosts: tuple[str, ...] = setting(
+        "HANDMESH_VAULT_PROXY_PACKAGE_HOSTS",
+        parse_hosts,
+        (),
+        "host[:port] or *.host[:port], ...: what an environment's allow_package_managers stands for.",
+    )
+    door_ca_cert_file: Path | None = setting(
+        "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE",
+        existing,
+        None,
+        "PEM of the authority that answers sandboxes for hosts at which placeholders are replaced. "
+        "The same for all replicas; without it none is replaced.",
+    )
+    door_ca_key_file: Path | None = setting(
+        "HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE", existing, None, "PEM of that authority's elliptic-curve private key."
+    )
+    egress_connections: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_CONNECTIONS", whole, 64, "Most connections of one session through its egress door."
+    )
+    egress_idle_seconds: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_IDLE_SECONDS", whole, 300, "How long such a connection may stand still."
+    )
+    egress_seconds: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_SECONDS", whole, 3_600, "How long such a connection may last."
+    )
+    egress_mib: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_MIB", whole, 8_192, "Most MiB that go through such a connection, both ways."
+    )
+
     def __post_init__(self) -> None:
+        if (self.door_ca_cert_file is None) != (self.door_ca_key_file is None):
+            raise SettingsError(
+                "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE and HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE go together"
+            )
         if self.store == "hashicorp" and self.vault_approle_file is None:
             raise SettingsError("HANDMESH_VAULT_APPROLE_FILE is not set, and HANDMESH_STORE is hashicorp")
         if self.door_address is None and self.door_listen.rpartition(":")[0] in EVERYWHERE:
