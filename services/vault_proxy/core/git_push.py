@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from services.vault_proxy.core.git_rules import Rule, may_push
 from services.vault_proxy.core.pkt_line import LINE_BYTES, Command, LineRefused, Push, pkt_line
 
-HELD_BACK = frozenset({"push-options", "push-cert", "delete-refs"})
+HELD_BACK = frozenset({"push-options", "push-cert"})
 OTHERS = "another reference of this push is refused"
 NOT_FORWARD = (
     "not shown to be a fast-forward: its objects must lead from the old commit to the new one; no force push is let"
