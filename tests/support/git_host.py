@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.support.git import git
 
@@ -161,11 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
         }
         backend = subprocess.Popen(["git", "http-backend"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert backend.stdin is not None and backend.stdout is not None
-        with backend, backend.stdin, backend.stdout:
+        output = cast("io.BufferedReader", backend.stdout)
+        with backend, backend.stdin, output:
             feeding = threading.Thread(target=self._feed, args=(backend.stdin,))
             feeding.start()
             status, headers = 200, []
-            while line := backend.stdout.readline().strip().decode():
+            while line := output.readline().strip().decode():
                 name, _, value = line.partition(": ")
                 if name == "Status":
                     status = int(value.split()[0])
@@ -176,9 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.end_headers()
             with contextlib.suppress(ConnectionError):
-                while part := backend.stdout.read1(PART):
+                while part := output.read1(PART):
                     self.wfile.write(part)
-            while backend.stdout.read1(PART):
+            while output.read1(PART):
                 pass
             feeding.join()
 
@@ -194,11 +196,11 @@ class _Handler(BaseHTTPRequestHandler):
         operation = asked["operation"]
         objects = []
         for each in asked["objects"]:
-            place = {
+            place: dict[str, Any] = {
                 "href": f"{self.host.origin}/large/{each['oid']}",
                 "header": {"Authorization": f"RemoteAuth {self.host.large_value}"},
             }
-            told = {"oid": each["oid"], "size": each["size"]}
+            told: dict[str, Any] = {"oid": each["oid"], "size": each["size"]}
             if operation == "download" and each["oid"] not in self.host.large:
                 told["error"] = {"code": 404, "message": "not here"}
             elif operation == "download":
