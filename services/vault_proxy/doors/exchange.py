@@ -36,6 +36,11 @@ def value_of(headers: Any, name: bytes) -> bytes:
     return next((value for key, value in headers if key.lower() == name), b"")
 
 
+def _size(head: h11.Request | h11.Response) -> int:
+    first = len(head.target) if isinstance(head, h11.Request) else len(head.reason)
+    return first + sum(len(name) + len(value) for name, value in head.headers)
+
+
 class Caller:
     """The sandbox's side of a connection."""
 
@@ -48,6 +53,10 @@ class Caller:
         event = await self._event()
         if not isinstance(event, h11.Request):
             return None
+        if _size(event) > HEAD_BYTES:  # h11 counts what is not whole only
+            raise malformed(f"a request has more than {HEAD_BYTES} bytes of headers", 431)
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise malformed("another version of HTTP than 1.1 or 1.0")
         names = [name.lower() for name, _ in event.headers]
         if b"transfer-encoding" in names and (b"content-length" in names or event.http_version != b"1.1"):
             raise malformed("a request has either Content-Length or Transfer-Encoding")
@@ -65,7 +74,7 @@ class Caller:
             try:
                 event = self._http.next_event()
             except h11.RemoteProtocolError as problem:
-                raise malformed("no proper HTTP/1.1 request", problem.error_status_hint) from None
+                raise malformed("no proper HTTP request", problem.error_status_hint) from None
             if event is not h11.NEED_DATA:
                 return event
             if self._http.they_are_waiting_for_100_continue:
@@ -129,7 +138,7 @@ class Host:
         """Returns the answer. Raises Broken when there is none that is one."""
         while isinstance(event := await self._event(), h11.InformationalResponse):
             continue
-        if not isinstance(event, h11.Response):
+        if not isinstance(event, h11.Response) or _size(event) > HEAD_BYTES:
             raise Broken
         return event
 
