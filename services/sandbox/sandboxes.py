@@ -31,6 +31,7 @@ from services.sandbox.hand import (
     SandboxInfo,
 )
 from services.sandbox.mounts import Mounts
+from services.sandbox.networks import described
 from services.sandbox.pool import Pools
 from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.runner import config
@@ -280,12 +281,12 @@ class Sandboxes:
         """Lists a sandbox's tools."""
         _, info = await self._backends.find(sandbox_id)
         recipe = self._environments.recipes.get(info.labels.environment)
-        return Toolbox(info.labels.environment, recipe.description if recipe else "", offered(info.tools))
+        return Toolbox(info.labels.environment, described(recipe) if recipe else "", offered(info.tools))
 
     def tools_by_environment(self, environment: str) -> Toolbox:
         """Lists the tools that an environment's sandboxes will have."""
         recipe = self._environments.recipe(environment)
-        return Toolbox(recipe.name, recipe.description, offered(recipe.tools))
+        return Toolbox(recipe.name, described(recipe), offered(recipe.tools))
 
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
