@@ -24,6 +24,7 @@ from services.session import codec
 from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.claims import Claims
+from services.session.git_rules import git_rules
 from services.session.grants import CACHE_SECONDS, Grants
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
@@ -216,6 +217,7 @@ class SessionServicer(SessionServiceServicer):
             expire_time=codec.timestamp(granted.expire_time),
             mcp_servers=granted.config.mcp_servers,
             vault_ids=granted.config.vault_ids,
+            git_rules=git_rules(granted.config),
             cache_time=Duration(seconds=CACHE_SECONDS),
             vault_jwt=self._parts.grants.vouch(granted) if request.vault_access else "",
         )

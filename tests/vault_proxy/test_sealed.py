@@ -1,4 +1,4 @@
-"""A vault that is sealed, stands still or dies while sessions use tools: an error soon, and nothing to restart after it.
+"""A vault that is sealed, stopped or dies while sessions use tools: an error soon, and nothing to restart after.
 
 How soon exactly is measured by bench/vault.py: 2 seconds to the error, 5 until it works again.
 """

@@ -1453,7 +1453,9 @@ class GitRule(message.Message):
     REPOSITORY_FIELD_NUMBER: builtins.int
     PUSH_PATTERNS_FIELD_NUMBER: builtins.int
     repository: builtins.str
-    """The repository: `https://host/owner/name`."""
+    """The repository: `https://host/owner/name`, or `https://host/owner/*` for all
+    below.
+    """
     @builtins.property
     def push_patterns(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """References that may be pushed to, with `*` for any characters."""
