@@ -1473,6 +1473,94 @@ class GitRule(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ListAuditEntriesRequest(message.Message):
+    """Request for `ListAuditEntries`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session, which may be deleted. Unset means all of the tenant's."""
+    page_size: builtins.int
+    """Most entries of a page. 0 means 100; at most 1,000."""
+    page_token: builtins.str
+    """Where to go on: `next_page_token` of the page before. Empty means from the
+    oldest.
+    """
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str | None = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_session_id", b"_session_id", "session_id", b"session_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_session_id", b"_session_id", "page_size", b"page_size", "page_token", b"page_token", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__session_id: _TypeAlias = typing.Literal["session_id"]  # noqa: Y015
+    _WhichOneofArgType__session_id: _TypeAlias = typing.Literal["_session_id", b"_session_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__session_id) -> _WhichOneofReturnType__session_id | None: ...
+
+@typing.final
+class ListAuditEntriesResponse(message.Message):
+    """Response for `ListAuditEntries`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """What to ask for next. Empty when there is no more now."""
+    @builtins.property
+    def entries(self) -> containers.RepeatedCompositeFieldContainer[AuditEntry]:
+        """The entries, in the order in which they were stored."""
+
+    def __init__(
+        self,
+        *,
+        entries: abc.Iterable[AuditEntry] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["entries", b"entries", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AuditEntry(message.Message):
+    """One entry of the audit stream. Nobody can change it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    EVENT_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session."""
+    @builtins.property
+    def event(self) -> event_pb2.Event:
+        """A `CredentialUsed` or a `DoorRefused`, as the vault proxy told it. It was
+        stored here before the session's log was asked to take it, so it has no
+        position; its time is that of the entry. It may be missing in the log, when
+        the session had ended by then.
+        """
+
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        event: event_pb2.Event | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class WatchRevocationsRequest(message.Message):
     """Request for `WatchRevocations`."""
 
