@@ -211,7 +211,12 @@ def call_finished(call_id: str, result: core.ToolResult, blobs: Sequence[core.Bl
     """A call was settled. The blobs hold what was too big for the event."""
     refs = [_blob(each) for each in blobs]
     it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result), blobs=refs)
-    return Event(event_id=f"finished-{call_id}", tool_finished=it)
+    return Event(event_id=finished_id(call_id), tool_finished=it)
+
+
+def finished_id(call_id: str) -> str:
+    """Names the event that settles a call."""
+    return f"finished-{call_id}"
 
 
 def _blob(ref: core.BlobRef) -> event_pb2.BlobRef:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import grpc
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
@@ -84,6 +86,16 @@ class RemoteHands:
         )
         try:
             return result_of((await self._stub.Execute(request, metadata=_shown(under))).result)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+
+    async def follow(self, sandbox_id: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
+        """Yields what an execution says until it has ended."""
+        request = pb.WatchExecutionRequest(sandbox_id=sandbox_id, execution_id=execution_id, offset=offset)
+        try:
+            async for said in self._stub.WatchExecution(request):
+                if said.HasField("chunk"):
+                    yield said.chunk, said.next_offset
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
 
