@@ -9,7 +9,7 @@ import grpc
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 from handmesh.session.v1.config_pb2 import HandSpec
-from services.harness.adapters.codec import result_of
+from services.harness.adapters.results import result_of
 from services.harness.core import ToolResult, ToolSpec
 from services.harness.ports import Sandbox, Standing, Toolbox
 from services.kit.channels import raised

@@ -8,7 +8,7 @@ import grpc
 
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
-from services.harness.adapters.codec import result_of
+from services.harness.adapters.results import result_of
 from services.harness.core import ToolResult, ToolSpec
 from services.kit.channels import raised
 from services.kit.grants import GRANT_KEY
