@@ -179,6 +179,7 @@ def _sandbox(settings: MeshSettings, files: MeshFiles, ports: Ports) -> dict[str
     environment = {
         "HANDMESH_STATE_DIR": str(files.sandbox),
         "HANDMESH_SESSION_ADDRESS": ports.mesh("session"),
+        "HANDMESH_VAULT_PROXY_ADDRESS": ports.mesh("vault_proxy"),
     }
     if settings.environments_file is not None:
         environment["HANDMESH_ENVIRONMENTS_FILE"] = str(settings.environments_file.absolute())

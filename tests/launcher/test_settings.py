@@ -69,6 +69,7 @@ def test_sandbox_is_told_where_its_hands_keep_their_state() -> None:
         "HANDMESH_TLS_DIR": "/data/tls/sandbox",
         "HANDMESH_STATE_DIR": "/data/sandbox",
         "HANDMESH_SESSION_ADDRESS": "127.0.0.1:7411",
+        "HANDMESH_VAULT_PROXY_ADDRESS": "127.0.0.1:7414",
     }
     assert service_environment("sandbox", settings()) == expected
     named = service_environment("sandbox", settings(environments_file=Path("/etc/environments.toml")))
