@@ -192,4 +192,5 @@ def _vault_proxy(files: MeshFiles, ports: Ports) -> dict[str, str]:
         "HANDMESH_VAULT_URL": f"http://{HOST}:{ports.openbao}",
         "HANDMESH_VAULT_APPROLE_FILE": str(approle_file(files.openbao)),
         "HANDMESH_VAULT_MOUNT": MOUNT,
+        "HANDMESH_DOOR_LISTEN": f"{HOST}:{ports.vault_proxy_door}",
     }
