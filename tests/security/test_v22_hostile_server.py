@@ -205,7 +205,7 @@ async def test_results_nested_without_end_cost_their_call(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", ["json", "one event", "comments", "news"])
 async def test_a_flood_is_cut(pair: Pair, kind: str) -> None:
-    """A gigabyte and more, as one answer, as one event, as a stream that never says anything: a few megabytes are taken,
+    """A gigabyte and more, as one answer, as one event, as a stream that says nothing: a few megabytes are taken,
     the memory does not grow with it, and the call ends as that server's failure."""
     part = {
         "json": b" " * 2**16,
