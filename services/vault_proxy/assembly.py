@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import add_VaultProxyServiceServicer_to_server
@@ -14,6 +15,15 @@ from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.credentials import Credentials
+from services.vault_proxy.doors.authority import Authority
+from services.vault_proxy.doors.egress import EgressDoor
+from services.vault_proxy.doors.listener import Listener
+from services.vault_proxy.doors.purse import Purse
+from services.vault_proxy.doors.reception import Reception
+from services.vault_proxy.doors.refusals import Refusals
+from services.vault_proxy.doors.tickets import Tickets
+from services.vault_proxy.doors.visit import Door
+from services.vault_proxy.doors.wires import Limits as DoorLimits
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
 from services.vault_proxy.renewal import Renewal
@@ -23,10 +33,29 @@ from services.vault_proxy.tools import Tools
 from services.vault_proxy.vaults import Vaults
 from services.vault_proxy.wallet import Wallet
 
+if TYPE_CHECKING:
+    from services.vault_proxy.outbound.dial import Dialler
+
 
 def now() -> str:
     """Returns the time in RFC 3339."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def egress_door(settings: Settings, purse: Purse, audit: Audit, refusals: Refusals) -> EgressDoor:
+    """Makes the egress door. Raises SettingsError for an authority that is none."""
+
+    def dialler() -> Dialler:
+        from services.vault_proxy.outbound.dial import Dialler
+
+        return Dialler(settings.outbound_allow, settings.outbound_ca_file)
+
+    authority = None
+    if settings.door_ca_cert_file is not None and settings.door_ca_key_file is not None:
+        authority = Authority(settings.door_ca_cert_file, settings.door_ca_key_file)
+    limits = DoorLimits(settings.egress_idle_seconds, settings.egress_seconds, settings.egress_mib * 1024 * 1024)
+    hosts, most = settings.package_hosts, settings.egress_connections
+    return EgressDoor(dialler, purse, authority, audit, refusals, hosts, limits, most)
 
 
 @asynccontextmanager
@@ -40,31 +69,47 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     wallet = Wallet(store, credentials, renewal)
     limits = Limits(settings.connect_seconds, settings.idle_seconds)
     connections = Connections(wallet, limits, settings.outbound_allow, settings.outbound_ca_file)
-    vaults = Vaults(store, now, connections.changed)
+    purse = Purse(store, credentials)
+
+    def changed(credential_id: str) -> None:
+        connections.changed(credential_id)
+        purse.changed(credential_id)
+
+    vaults = Vaults(store, now, changed)
     executions = Executions(settings.call_seconds)
     tools = Tools(connections, executions, audit)
+    refusals = Refusals(Audit(session))
+    egress = egress_door(settings, purse, audit, refusals)
+    doors: dict[str, Door] = {"egress": egress}
+    tickets = Tickets(time.monotonic)
+    listener = Listener(doors, tickets)
+    reception = Reception(doors, tickets, listener, egress, settings.door_address)
 
     def revoked(session_id: str, below_epoch: int) -> None:
         store.forget(session_id, below_epoch)
         if below_epoch == 0:  # the session has ended; a newer epoch takes over what runs
             tools.end_session(session_id)
+            refusals.forget(session_id)
+            purse.forget(session_id)
+            reception.end_session(session_id)
 
     grants = Grants(session, revoked)
     server = serving.Server(settings)
-    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults), server.grpc)
+    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, reception), server.grpc)
     async with asyncio.TaskGroup() as tasks:
-        behind = [
-            tasks.create_task(each) for each in (grants.watch(), store.keep(), audit.tell(), connections.keep_tidy())
-        ]
+        tellers = audit.tell(), refusals.tell_on()
+        behind = [tasks.create_task(each) for each in (grants.watch(), store.keep(), connections.keep_tidy(), *tellers)]
         try:
+            await listener.start(settings.door_listen, settings.tls_dir)
             await server.start(NAME)
             yield server
         finally:
             await server.stop()
+            await listener.stop()
             await executions.close()
             await connections.close()
             await renewal.close()
-            await audit.flush()
+            await asyncio.gather(audit.flush(), refusals.flush())
             for task in behind:
                 task.cancel()
     await store.close()

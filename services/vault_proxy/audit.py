@@ -1,4 +1,4 @@
-"""What a session is told: uses of credentials, and changes of servers' tools. Behind the answer, never before it."""
+"""What a session is told: uses of credentials, changes of servers' tools, what doors refused. Behind the answer."""
 
 from __future__ import annotations
 
@@ -81,6 +81,10 @@ class Audit:
             server=server, added=change.added, removed=change.removed, changed=change.changed
         )
         self._take(session_id, event_pb2.Event(event_id=ids.mint("tools"), ignorable=True, tools_changed=change_of))
+
+    def refused(self, session_id: str, refusal: event_pb2.DoorRefused) -> None:
+        """Takes note that a door refused something, at once. `Refusals` sees to it that these are few."""
+        self._take(session_id, event_pb2.Event(event_id=ids.mint("door"), ignorable=True, door_refused=refusal))
 
     def _take(self, session_id: str, event: event_pb2.Event) -> None:
         if len(self._waiting) >= MOST_WAITING:

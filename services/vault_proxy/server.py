@@ -15,6 +15,9 @@ from services.kit.errors import Unauthenticated, Unimplemented
 from services.kit.grants import Grants, shown
 from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
+from services.vault_proxy.doors.messages import DOORS, policy_of, prepared_message
+from services.vault_proxy.doors.reception import Reception
+from services.vault_proxy.doors.visit import Visit
 from services.vault_proxy.grants import Access, access_of
 from services.vault_proxy.messages import credential_message, draft_of, vault_message
 from services.vault_proxy.passes import GrantPass
@@ -30,10 +33,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VaultProxy(VaultProxyServiceServicer):
     """The service."""
 
-    def __init__(self, grants: Grants, tools: Tools, vaults: Vaults) -> None:
+    def __init__(self, grants: Grants, tools: Tools, vaults: Vaults, reception: Reception) -> None:
         self._grants = grants
         self._tools = tools
         self._vaults = vaults
+        self._reception = reception
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         catalog = await self._tools.list(await self._access(context), request.refresh)
@@ -102,10 +106,13 @@ class VaultProxy(VaultProxyServiceServicer):
         return pb.ArchiveCredentialResponse()
 
     async def PrepareDoors(self, request: pb.PrepareDoorsRequest, context: Context) -> pb.PrepareDoorsResponse:
-        raise _not_built("PrepareDoors")
+        prepared = await self._reception.prepare(await self._access(context))
+        return prepared_message(prepared)
 
     async def OpenDoor(self, request: pb.OpenDoorRequest, context: Context) -> pb.OpenDoorResponse:
-        raise _not_built("OpenDoor")
+        visit = Visit(await self._access(context), request.sandbox_id, policy_of(request.network))
+        ticket, address = self._reception.open(DOORS.get(request.kind, ""), visit)
+        return pb.OpenDoorResponse(ticket=ticket, address=address)
 
     async def ValidateCredential(
         self, request: pb.ValidateCredentialRequest, context: Context

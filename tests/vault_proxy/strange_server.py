@@ -146,7 +146,7 @@ class StrangeServer:
                     await reader.read()  # until the other side goes away
                 if reply.hold or reply.hang_up:
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, ValueError):  # the last: a chunk that breaks off
             pass
         finally:
             writer.close()

@@ -129,6 +129,11 @@ def is_bearer(value: str) -> bool:
     return _BEARER.fullmatch(value) is not None and len(value) <= VALUE_CHARACTERS
 
 
+def is_value(value: str) -> bool:
+    """Tells whether a value can be put in the place of a placeholder."""
+    return _VALUE.fullmatch(value) is not None and len(value) <= VALUE_CHARACTERS
+
+
 def _form(kind: str, name: str) -> re.Pattern[str]:
     if name == "private_key":
         return _PRIVATE_KEY
