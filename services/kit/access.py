@@ -32,6 +32,7 @@ _SESSION = {
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
+    "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": HANDS,

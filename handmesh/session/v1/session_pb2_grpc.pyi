@@ -185,6 +185,15 @@ class SessionServiceStub:
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
     """
+    ListAuditEntries: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListAuditEntriesRequest, _session_pb2.ListAuditEntriesResponse]
+    """Lists what the sessions of a tenant used credentials for, and what the doors
+    of their hands refused: the audit stream, oldest first. It is kept apart
+    from the sessions' logs and outlives them, for as long as the operator says.
+    A session that never was has nothing.
+
+    * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
+      cannot be.
+    """
     WatchRevocations: _grpc.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]
     """Sends the sessions and epochs whose grants are void, as it happens. While
     the stream is down, grants must not be taken from a cache.
@@ -367,6 +376,15 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Says whose a grant is. For the sandbox and the vault proxy.
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+    """
+    ListAuditEntries: _aio.UnaryUnaryMultiCallable[_session_pb2.ListAuditEntriesRequest, _session_pb2.ListAuditEntriesResponse]  # type: ignore[assignment]
+    """Lists what the sessions of a tenant used credentials for, and what the doors
+    of their hands refused: the audit stream, oldest first. It is kept apart
+    from the sessions' logs and outlives them, for as long as the operator says.
+    A session that never was has nothing.
+
+    * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
+      cannot be.
     """
     WatchRevocations: _aio.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]  # type: ignore[assignment]
     """Sends the sessions and epochs whose grants are void, as it happens. While
@@ -661,6 +679,21 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says whose a grant is. For the sandbox and the vault proxy.
 
         * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+        """
+
+    @_abc_1.abstractmethod
+    def ListAuditEntries(
+        self,
+        request: _session_pb2.ListAuditEntriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ListAuditEntriesResponse, _abc.Awaitable[_session_pb2.ListAuditEntriesResponse]]:
+        """Lists what the sessions of a tenant used credentials for, and what the doors
+        of their hands refused: the audit stream, oldest first. It is kept apart
+        from the sessions' logs and outlives them, for as long as the operator says.
+        A session that never was has nothing.
+
+        * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
+          cannot be.
         """
 
     @_abc_1.abstractmethod

@@ -151,7 +151,10 @@ class Answer:
     async def _begin(self, status: int, content_type: str, framing: Iterable[tuple[str, str]]) -> None:
         self.begun = True
         headers = [("Content-Type", content_type), ("Cache-Control", "no-store"), ("Connection", "close"), *framing]
-        lines = [f"HTTP/1.1 {status} {'OK' if status < 400 else 'Refused'}", *(f"{name}: {value}" for name, value in headers)]
+        lines = [
+            f"HTTP/1.1 {status} {'OK' if status < 400 else 'Refused'}",
+            *(f"{name}: {value}" for name, value in headers),
+        ]
         await self._write(("\r\n".join(lines) + "\r\n\r\n").encode("ascii"))
 
     async def _write(self, data: bytes) -> None:
