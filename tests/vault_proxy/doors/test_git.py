@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,55 +13,8 @@ from tests.support.git_host import GitHost
 from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy.bao import seal, unseal
 from tests.vault_proxy.conftest import Proxy, Start, vault_settings
-from tests.vault_proxy.doors.git_world import AGENT, Sandbox, add_login, rotate, rule, sandbox
-
-VALUE = "canary+G1t/value=for~tests"
-NAME = "acme/app"
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Iterator[GitHost]:
-    made = GitHost(tmp_path / "host", VALUE)
-    made.make(NAME)
-    yield made
-    made.close()
-
-
-@dataclass
-class World:
-    """A sandbox, its session's credential, and the host."""
-
-    proxy: Proxy
-    host: GitHost
-    box: Sandbox
-    vault_id: str
-    credential_id: str
-
-    async def cloned(self) -> str:
-        """Clones the repository into `app`."""
-        await self.box.ok("clone", "--quiet", self.host.url(NAME), "app")
-        await self.box.ok("checkout", "--quiet", "-b", "work", cwd="app")
-        return "app"
-
-    async def results(self, count: int) -> list[str]:
-        """Waits for so many uses of the credential, and returns how each ended."""
-        session = self.proxy.peer.session_of(self.box.grant)
-        while True:
-            events = [event for its, event in self.proxy.peer.events if its == session]
-            uses = [event.credential_used for event in events if event.WhichOneof("kind") == "credential_used"]
-            if len(uses) >= count:
-                assert {(use.credential_id, use.server) for use in uses} == {(self.credential_id, "127.0.0.1")}
-                return [use.result for use in uses]
-            self.proxy.peer.emitted.clear()
-            await self.proxy.peer.emitted.wait()
-
-
-@pytest.fixture
-async def world(proxy: Proxy, host: GitHost, tmp_path: Path) -> AsyncIterator[World]:
-    vault_id, credential_id = await add_login(proxy, host.origin, VALUE)
-    grant = proxy.peer.grant(vault_ids=(vault_id,), git_rules=(rule(host.url(NAME)),))
-    async with sandbox(proxy, grant, tmp_path / "box", host) as box:
-        yield World(proxy, host, box, vault_id, credential_id)
+from tests.vault_proxy.doors.conftest import NAME, VALUE, World
+from tests.vault_proxy.doors.git_world import AGENT, add_login, rotate, rule, sandbox
 
 
 @pytest.mark.vault
