@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from services.vault_proxy.doors import http
 from tests.support.git_host import GitHost
 from tests.vault_proxy.conftest import Proxy, Start
 from tests.vault_proxy.doors.git_world import Sandbox, add_login, rule, sandbox
@@ -71,7 +72,10 @@ async def world(proxy: Proxy, host: GitHost, tmp_path: Path) -> AsyncIterator[Wo
 
 
 @pytest.fixture
-async def small_world(start: Start, host: GitHost, tmp_path: Path) -> AsyncIterator[World]:
+async def small_world(
+    start: Start, host: GitHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[World]:
     """The world, with its credential in memory: for what does not depend on where it is."""
+    monkeypatch.setattr(http, "REST_SECONDS", 0.05)  # clients here wait for the door to close
     async with start() as proxy, _world(proxy, host, tmp_path / "box") as made:
         yield made
