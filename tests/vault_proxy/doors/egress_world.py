@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from handmesh.launcher.ca import ensure_certificates
 from handmesh.session.v1.event_pb2 import CredentialUsed, DoorRefused
@@ -31,12 +34,24 @@ from services.vault_proxy.grants import Access
 from services.vault_proxy.outbound.dial import Dialler
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.stores.memory import MemoryStore
+from tests.support.requirements import in_ci
 from tests.vault_proxy.strange_server import StrangeServer, strange_server
 
 HOST = "api.example"
 VALUE = 'canary "of/egress" & more'
 LIMITS = Limits(idle_seconds=30, seconds=60, bytes=64 * 1024 * 1024)
 SANDBOX = "sbx_00000000000000000000000001"
+
+
+SYSTEM_PACKAGES = ("curl", "git")  # ci/system-packages sees to them
+
+
+def need(program: str) -> None:
+    """Skips the test where a program is missing; fails it in CI if CI should have it."""
+    if shutil.which(program) is None:
+        if in_ci() and program in SYSTEM_PACKAGES:
+            pytest.fail(f"{program} is missing (in CI nothing is skipped)", pytrace=False)
+        pytest.skip(f"{program} is missing")
 
 
 class Said(Audit):
@@ -183,6 +198,7 @@ class World:
 
     async def curl(self, *arguments: str) -> str:
         """Runs curl as in a sandbox, and returns what it prints, or `curl: ` and its exit code."""
+        need("curl")
         return await self.run("curl", "-sS", "--cacert", str(self.trusted), *arguments)
 
     async def run(self, *command: str, **variables: str) -> str:
