@@ -19,7 +19,6 @@ import h11
 
 from services.kit.logs import Log
 from services.kit.origin import UrlRefused, origin_of
-from services.vault_proxy.audit import Audit
 from services.vault_proxy.core.egress import Network, Rule, Target, absolute_target, connect_target, rule_of
 from services.vault_proxy.doors import tunnel
 from services.vault_proxy.doors.authority import Authority
@@ -28,6 +27,7 @@ from services.vault_proxy.doors.interception import Interception, swaps_for
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, unreachable
 from services.vault_proxy.doors.refusals import Refusals
+from services.vault_proxy.doors.uses import Uses
 from services.vault_proxy.doors.visit import Visit
 from services.vault_proxy.doors.wires import Limits, Meter, StreamWire, TlsWire, TooMuch, Wire, WireBroken
 from services.vault_proxy.grants import Access
@@ -49,7 +49,7 @@ class EgressDoor:
         dialler: Callable[[], Dialler],
         purse: Purse,
         authority: Authority | None,
-        audit: Audit,
+        uses: Uses,
         refusals: Refusals,
         package_hosts: tuple[str, ...],
         limits: Limits,
@@ -59,7 +59,7 @@ class EgressDoor:
         self._dialler: Dialler | None = None
         self._purse = purse
         self._authority = authority
-        self._interception = Interception(purse, audit)
+        self._interception = Interception(purse, uses)
         self._refusals = refusals
         self._package_hosts = tuple(map(rule_of, package_hosts))
         self._limits = limits

@@ -28,6 +28,7 @@ from services.vault_proxy.doors.authority import Authority
 from services.vault_proxy.doors.egress import EgressDoor
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusals import Refusals
+from services.vault_proxy.doors.uses import Uses
 from services.vault_proxy.doors.visit import Policy, Visit
 from services.vault_proxy.doors.wires import Limits
 from services.vault_proxy.grants import Access
@@ -62,13 +63,16 @@ class Said(Audit):
         self.uses: list[tuple[str, CredentialUsed]] = []
         self.refusals: list[tuple[str, DoorRefused]] = []
 
-    def used(self, session_id: str, server: str, execution_id: str, credential: Bound, result: str) -> None:
+    def used(
+        self, session_id: str, server: str, execution_id: str, credential: Bound, result: str, times: int = 1
+    ) -> None:
         use = CredentialUsed(
             credential_id=credential.credential_id,
             vault_id=credential.vault_id,
             server=server,
             execution_id=execution_id,
             result=result,
+            times=times if times > 1 else 0,
         )
         self.uses.append((session_id, use))
 
@@ -115,6 +119,7 @@ class World:
 
     directory: Path
     door: EgressDoor
+    uses: Uses
     purse: Purse
     store: MemoryStore
     credentials: Credentials
@@ -232,12 +237,12 @@ async def egress_world(
     """Opens a door, for one session that has one vault and may reach nothing yet."""
     signer, names, said, store = authority(directory / "world"), Names(), Said(), MemoryStore()
     credentials = Credentials(store, lambda: "2026-11-30T00:00:00Z")
-    purse = Purse(store, credentials)
+    purse, uses = Purse(store, credentials), Uses(said)
     door = EgressDoor(
         lambda: Dialler(Everywhere() if allowed is None else allowed, directory / "world/ca/ca.pem", names),
         purse,
         authority(directory / "door") if intercepts else None,
-        said,
+        uses,
         Refusals(said),
         package_hosts,
         limits,
@@ -245,7 +250,9 @@ async def egress_world(
     )
     # The memory store reads for whoever has any pass.
     access = Access(ids.mint("sess"), "default", 2, vault_ids=(ids.mint("vault"),), secrets=object())  # type: ignore[arg-type]
-    world = World(directory, door, purse, store, credentials, names, said, Visit(access, SANDBOX, Policy()), signer)
+    world = World(
+        directory, door, uses, purse, store, credentials, names, said, Visit(access, SANDBOX, Policy()), signer
+    )
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

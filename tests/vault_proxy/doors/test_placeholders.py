@@ -45,6 +45,8 @@ async def test_a_placeholder_in_a_header_becomes_the_credential(world: World) ->
     stands = world.placeholder(credential)
     url = f"https://{HOST}:{port}/v1"
     assert await world.curl("-H", f"Authorization: Bearer {stands}", "-H", f"X-Api-Key: {stands}", url) == "fine"
+    world.uses.turn()
+    world.uses.turn()
     assert await world.curl("-u", f"user:{stands}", url) == "fine"
     first, second = (request.headers for request in server.requests)
     assert (first["authorization"], first["x-api-key"]) == ("Bearer plain-canary", "plain-canary")
@@ -52,6 +54,25 @@ async def test_a_placeholder_in_a_header_becomes_the_credential(world: World) ->
     use = CredentialUsed(credential_id=credential.credential_id, vault_id=credential.vault_id, server=HOST, result="ok")
     assert world.said.uses == [(world.visit.access.session_id, use)] * 2
     assert not server.heard("hm_placeholder_")
+
+
+async def test_many_uses_are_told_as_few(world: World) -> None:
+    """The first at once, the others as a number each second; another end is told apart, and nothing is left out."""
+    replies = [Reply(200, b"fine", PLAIN)] * 3 + [Reply(401, b"no", PLAIN)] + [Reply(200, b"fine", PLAIN)] * 3
+    _, port = await world.host(answer=lambda request: replies.pop(0))
+    key = f"X-Key: {world.placeholder(await world.credential('plain-canary'))}"
+    url = f"https://{HOST}:{port}/"
+    await world.curl("-H", key, url, url, url, url)
+    assert [(use.result, use.times) for _, use in world.said.uses] == [("ok", 0), ("CREDENTIAL_REVOKED", 0)]
+    world.uses.turn()
+    assert [(use.result, use.times) for _, use in world.said.uses[2:]] == [("ok", 2)]
+    await world.curl("-H", key, url, url)
+    world.uses.turn()
+    assert [(use.result, use.times) for _, use in world.said.uses[3:]] == [("ok", 2)]
+    world.uses.turn()
+    world.uses.turn()
+    await world.curl("-H", key, url)
+    assert [(use.result, use.times) for _, use in world.said.uses[4:]] == [("ok", 0)]
 
 
 async def test_a_request_without_a_placeholder_uses_nothing(world: World) -> None:
@@ -114,7 +135,8 @@ async def test_a_placeholder_in_a_body_is_written_as_the_format_wants_it(world: 
     assert took[3] == f"<{VALUE}>"
     assert took[4] == "<key>canary &quot;of/egress&quot; &amp; more</key>"
     assert took[5] == stands
-    assert len(world.said.uses) == 5
+    world.uses.turn()
+    assert [use.times for _, use in world.said.uses] == [0, 4]
 
 
 @pytest.mark.parametrize(("places", "header", "body"), [("headers", True, False), ("bodies", False, True)])
