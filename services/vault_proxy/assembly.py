@@ -118,7 +118,10 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, reception), server.grpc)
     async with asyncio.TaskGroup() as tasks:
         tellers = audit.tell(), refusals.tell_on(), uses.keep_turning()
-        behind = [tasks.create_task(each) for each in (grants.watch(), store.keep(), connections.keep_tidy(), *tellers)]
+        behind = [
+            tasks.create_task(each)
+            for each in (grants.watch(), store.keep(), connections.keep_tidy(), purse.keep_tidy(), *tellers)
+        ]
         try:
             await listener.start(settings.door_listen, settings.tls_dir)
             await server.start(NAME)

@@ -25,7 +25,7 @@ from services.vault_proxy.doors.authority import Authority
 from services.vault_proxy.doors.exchange import Caller, Host, Mender, passed_on, relay, value_of
 from services.vault_proxy.doors.interception import Interception, swaps_for
 from services.vault_proxy.doors.purse import Purse
-from services.vault_proxy.doors.refusal import Refusal, unreachable
+from services.vault_proxy.doors.refusal import Refusal, malformed, unreachable
 from services.vault_proxy.doors.refusals import Refusals
 from services.vault_proxy.doors.uses import Uses
 from services.vault_proxy.doors.visit import Visit
@@ -109,7 +109,8 @@ class EgressDoor:
 
     def _tell(self, visit: Visit, refusal: Refusal) -> None:
         if refusal.told:
-            self._refusals.tell(visit, DOOR, refusal.target, refusal.reason, refusal.message)
+            target = refusal.target or "a request that cannot be read"
+            self._refusals.tell(visit, DOOR, target, refusal.reason, refusal.message)
 
     async def _serve(self, visit: Visit, caller: Caller, meter: Meter) -> None:
         try:
@@ -122,6 +123,8 @@ class EgressDoor:
         text = request.target.decode("ascii", "replace")
         try:
             if request.method == b"CONNECT":
+                if value_of(request.headers, b"content-length") or value_of(request.headers, b"transfer-encoding"):
+                    raise malformed("CONNECT has no body")
                 await self._connect(visit, caller, connect_target(text), meter)
             else:
                 await self._plain(visit, caller, request, *absolute_target(text), meter)
@@ -175,7 +178,11 @@ class EgressDoor:
             await outside.handshake()
             return outside
 
-        await self._interception.serve(visit, target, inside, connect, lambda refusal: self._tell(visit, refusal))
+        def tell(refusal: Refusal) -> None:
+            refusal.target = refusal.target or str(target)
+            self._tell(visit, refusal)
+
+        await self._interception.serve(visit, target, inside, connect, tell)
 
     def _check(self, visit: Visit, target: Target) -> None:
         network = self._network(visit)

@@ -15,7 +15,7 @@ from services.kit.logs import Log
 from services.kit.origin import UrlRefused
 from services.vault_proxy.core.egress import Target, host_header
 from services.vault_proxy.core.masking import Mask
-from services.vault_proxy.core.placeholders import Swap, Swapping, writer_of
+from services.vault_proxy.core.placeholders import Swap, Swapping, is_binary
 from services.vault_proxy.doors.exchange import Caller, Headers, Host, Mender, passed_on, relay, value_of
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, malformed, unreachable
@@ -57,7 +57,7 @@ class MaskMender(Mender):
     def head(self, answer: h11.Response) -> Headers:
         kind = value_of(answer.headers, b"content-type")
         packed = value_of(answer.headers, b"content-encoding").lower() not in (b"", b"identity")
-        self._text = not packed and (not kind or writer_of(kind) is not None)
+        self._text = not packed and not is_binary(kind)
         return super().head(answer)
 
     def line(self, text: bytes) -> bytes:
@@ -124,7 +124,9 @@ class Interception:
 
 def _check(request: h11.Request, target: Target) -> None:
     """Raises Refusal unless a request is for the host that the connection goes to: no other gets its credential."""
-    if request.method == b"CONNECT" or not (request.target.startswith(b"/") or request.target == b"*"):
+    if request.method in (b"CONNECT", b"TRACE"):  # the second one asks for the credential to be said
+        raise malformed("that method is not for the inside of a tunnel", 405)
+    if not (request.target.startswith(b"/") or request.target == b"*"):
         raise malformed("a request inside of TLS names a path")
     said = value_of(request.headers, b"host").decode("ascii", "replace")
     try:
