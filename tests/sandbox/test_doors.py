@@ -51,6 +51,7 @@ class World:
     git: GitServer
     upstream: Upstream
     made: list[str] = field(default_factory=list)
+    limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
         self.session_id = mint("sess")
@@ -59,9 +60,9 @@ class World:
     def open(self) -> None:
         """Makes the service, as at its start: it has the grants of nobody."""
         recipes = [
-            Recipe("open", self.backend, network=NETWORK, limits=LIMITS),
-            Recipe("shut", self.backend, limits=LIMITS),
-            Recipe("pooled", self.backend, network=NETWORK, limits=LIMITS, pool=1),
+            Recipe("open", self.backend, network=NETWORK, limits=self.limits),
+            Recipe("shut", self.backend, limits=self.limits),
+            Recipe("pooled", self.backend, network=NETWORK, limits=self.limits, pool=1),
             Recipe("machine", "process", network=NETWORK),
         ]
         environments = Environments({recipe.name: recipe for recipe in recipes}, "shut")
