@@ -90,7 +90,7 @@ class FakeVaultProxy(VaultProxyServiceServicer):
 @asynccontextmanager
 async def fake_vault_proxy(data: Path) -> AsyncIterator[tuple[FakeVaultProxy, Served]]:
     """Serves one. `data` has the certificates of the mesh."""
-    fake = FakeVaultProxy()  # type: ignore[abstract]  # the guard answers what it does not
+    fake = FakeVaultProxy()  # type: ignore[abstract]
 
     def add(server: object) -> None:
         add_VaultProxyServiceServicer_to_server(fake, server)  # type: ignore[arg-type]
