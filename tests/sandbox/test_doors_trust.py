@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime
+import ipaddress
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -46,12 +47,12 @@ public class Get {{
 class Authority:
     """A root, and one host's certificate."""
 
-    def __init__(self, folder: Path) -> None:
-        """Makes both."""
+    def __init__(self, folder: Path, host: str = "example.test") -> None:
+        """Makes both. A host is a name, or an IPv4 address."""
         now = datetime.datetime.now(datetime.UTC)
         key, self.root_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
         root = self._signed("our authority", self.root_key, None, now)
-        leaf = self._signed("example.test", key, root, now)
+        leaf = self._signed(host, key, root, now)
         self.pem = root.public_bytes(serialization.Encoding.PEM).decode()
         chain = folder / "leaf.pem"
         private = key.private_bytes(
@@ -80,7 +81,9 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         )
         if issuer is not None:
-            builder = builder.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            numbers = name.replace(".", "").isdigit()
+            known = x509.IPAddress(ipaddress.ip_address(name)) if numbers else x509.DNSName(name)
+            builder = builder.add_extension(x509.SubjectAlternativeName([known]), critical=False)
         return builder.sign(self.root_key, hashes.SHA256())
 
 
