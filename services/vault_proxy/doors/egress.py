@@ -29,7 +29,7 @@ from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, unreachable
 from services.vault_proxy.doors.refusals import Refusals
 from services.vault_proxy.doors.visit import Visit
-from services.vault_proxy.doors.wires import WireBroken, Limits, Meter, StreamWire, TlsWire, TooMuch, Wire
+from services.vault_proxy.doors.wires import Limits, Meter, StreamWire, TlsWire, TooMuch, Wire, WireBroken
 from services.vault_proxy.grants import Access
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from services.vault_proxy.doors.exchange import Caller, Headers, Host, Mender, p
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, malformed, unreachable
 from services.vault_proxy.doors.visit import Visit
-from services.vault_proxy.doors.wires import WireBroken, Wire
+from services.vault_proxy.doors.wires import Wire, WireBroken
 from services.vault_proxy.grants import Access
 
 BODY_BYTES = 1024 * 1024  # of a request in which placeholders are replaced; a longer one goes as it is

@@ -15,9 +15,9 @@ from services.kit.origin import Allowed
 from services.vault_proxy.doors.wires import Limits
 from services.vault_proxy.grants import Server
 from tests.kit.test_origin import REFUSED_ADDRESSES
+from tests.support.sockets import SOCKETS
 from tests.vault_proxy.doors.egress_world import HOST, LIMITS, SANDBOX, World, egress_world
 from tests.vault_proxy.strange_server import Reply
-from tests.vault_proxy.test_outbound import SOCKETS
 
 PLAIN = {"Content-Type": "text/plain"}
 
