@@ -33,6 +33,8 @@ _SESSION = {
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
     "CheckGrant": GRANT_CHECKERS,
+    "VouchVault": CLIENT,
+    "RedeemVoucher": frozenset({"vault_proxy"}),
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": HANDS,
     "DownloadBlob": HANDS,

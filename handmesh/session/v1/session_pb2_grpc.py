@@ -142,6 +142,16 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantResponse.FromString,
                 _registered_method=True)
+        self.VouchVault = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/VouchVault',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultResponse.FromString,
+                _registered_method=True)
+        self.RedeemVoucher = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/RedeemVoucher',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.FromString,
+                _registered_method=True)
         self.WatchRevocations = channel.unary_stream(
                 '/handmesh.session.v1.SessionService/WatchRevocations',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.WatchRevocationsRequest.SerializeToString,
@@ -397,6 +407,25 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VouchVault(self, request, context):
+        """Gives a client a word with which a vault proxy may read the secrets of one
+        vault of the client's tenant, once, within a minute:
+        `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+        vault itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RedeemVoucher(self, request, context):
+        """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+        * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchRevocations(self, request, context):
         """Sends the sessions and epochs whose grants are void, as it happens. While
         the stream is down, grants must not be taken from a cache.
@@ -535,6 +564,16 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.CheckGrant,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantResponse.SerializeToString,
+            ),
+            'VouchVault': grpc.unary_unary_rpc_method_handler(
+                    servicer.VouchVault,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultResponse.SerializeToString,
+            ),
+            'RedeemVoucher': grpc.unary_unary_rpc_method_handler(
+                    servicer.RedeemVoucher,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.SerializeToString,
             ),
             'WatchRevocations': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRevocations,
@@ -1083,6 +1122,60 @@ class SessionService:
             '/handmesh.session.v1.SessionService/CheckGrant',
             handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VouchVault(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/VouchVault',
+            handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RedeemVoucher(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/RedeemVoucher',
+            handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -185,6 +185,17 @@ class SessionServiceStub:
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
     """
+    VouchVault: _grpc.UnaryUnaryMultiCallable[_session_pb2.VouchVaultRequest, _session_pb2.VouchVaultResponse]
+    """Gives a client a word with which a vault proxy may read the secrets of one
+    vault of the client's tenant, once, within a minute:
+    `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+    vault itself.
+    """
+    RedeemVoucher: _grpc.UnaryUnaryMultiCallable[_session_pb2.RedeemVoucherRequest, _session_pb2.RedeemVoucherResponse]
+    """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+    * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
+    """
     WatchRevocations: _grpc.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]
     """Sends the sessions and epochs whose grants are void, as it happens. While
     the stream is down, grants must not be taken from a cache.
@@ -367,6 +378,17 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Says whose a grant is. For the sandbox and the vault proxy.
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+    """
+    VouchVault: _aio.UnaryUnaryMultiCallable[_session_pb2.VouchVaultRequest, _session_pb2.VouchVaultResponse]  # type: ignore[assignment]
+    """Gives a client a word with which a vault proxy may read the secrets of one
+    vault of the client's tenant, once, within a minute:
+    `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+    vault itself.
+    """
+    RedeemVoucher: _aio.UnaryUnaryMultiCallable[_session_pb2.RedeemVoucherRequest, _session_pb2.RedeemVoucherResponse]  # type: ignore[assignment]
+    """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+    * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
     """
     WatchRevocations: _aio.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]  # type: ignore[assignment]
     """Sends the sessions and epochs whose grants are void, as it happens. While
@@ -661,6 +683,29 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says whose a grant is. For the sandbox and the vault proxy.
 
         * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+        """
+
+    @_abc_1.abstractmethod
+    def VouchVault(
+        self,
+        request: _session_pb2.VouchVaultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.VouchVaultResponse, _abc.Awaitable[_session_pb2.VouchVaultResponse]]:
+        """Gives a client a word with which a vault proxy may read the secrets of one
+        vault of the client's tenant, once, within a minute:
+        `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+        vault itself.
+        """
+
+    @_abc_1.abstractmethod
+    def RedeemVoucher(
+        self,
+        request: _session_pb2.RedeemVoucherRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.RedeemVoucherResponse, _abc.Awaitable[_session_pb2.RedeemVoucherResponse]]:
+        """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+        * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
         """
 
     @_abc_1.abstractmethod
