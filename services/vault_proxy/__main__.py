@@ -11,6 +11,7 @@ from services.vault_proxy.assembly import running
 from services.vault_proxy.settings import Settings
 
 ON_FIRST_USE = (
+    "services.vault_proxy.connecting.accounts",
     "services.vault_proxy.mcp.connection",
     "services.vault_proxy.stores.hashicorp.login",
     "services.vault_proxy.stores.memory",

@@ -13,6 +13,7 @@ from services.kit import channels, serving
 from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
+from services.vault_proxy.connecting import Connecting
 from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
@@ -41,6 +42,11 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     limits = Limits(settings.connect_seconds, settings.idle_seconds)
     connections = Connections(wallet, limits, settings.outbound_allow, settings.outbound_ca_file)
     vaults = Vaults(store, now, connections.changed)
+    connecting = Connecting(
+        lambda accounts: accounts(
+            store, vaults, time.time, settings.outbound_allow, settings.outbound_ca_file, settings.oauth_client_url
+        )
+    )
     executions = Executions(settings.call_seconds)
     tools = Tools(connections, executions, audit)
 
@@ -51,7 +57,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
 
     grants = Grants(session, revoked)
     server = serving.Server(settings)
-    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults), server.grpc)
+    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, connecting), server.grpc)
     async with asyncio.TaskGroup() as tasks:
         behind = [
             tasks.create_task(each) for each in (grants.watch(), store.keep(), audit.tell(), connections.keep_tidy())

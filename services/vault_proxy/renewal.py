@@ -156,7 +156,7 @@ class Renewal:
         except (UrlRefused, NoAnswer) as problem:
             _log.warning("an authorization server does not answer", kind=type(problem).__name__)
             return Failed.OTHERWISE
-        return renewal.answer(answer.status, answer.body)
+        return renewal.answer(answer.status, answer.body, fields.get("resource", ""))
 
     async def _keep(self, access: Access, path: str, changes: Changes, document: Document, until: float) -> None:
         """Stores what the server said. What a client has put in the refresh token's place meanwhile counts more."""

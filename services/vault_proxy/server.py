@@ -13,10 +13,18 @@ from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServic
 from services.kit import identity
 from services.kit.errors import Unauthenticated, Unimplemented
 from services.kit.grants import Grants, shown
+from services.vault_proxy.connecting import Connecting
 from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
 from services.vault_proxy.grants import Access, access_of
-from services.vault_proxy.messages import credential_message, draft_of, vault_message
+from services.vault_proxy.messages import (
+    credential_message,
+    draft_of,
+    returned_of,
+    started_message,
+    vault_message,
+    wish_of,
+)
 from services.vault_proxy.passes import GrantPass
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.tools import Call, Tools
@@ -30,10 +38,11 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VaultProxy(VaultProxyServiceServicer):
     """The service."""
 
-    def __init__(self, grants: Grants, tools: Tools, vaults: Vaults) -> None:
+    def __init__(self, grants: Grants, tools: Tools, vaults: Vaults, connecting: Connecting) -> None:
         self._grants = grants
         self._tools = tools
         self._vaults = vaults
+        self._connecting = connecting
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         catalog = await self._tools.list(await self._access(context), request.refresh)
@@ -113,12 +122,14 @@ class VaultProxy(VaultProxyServiceServicer):
         raise _not_built("ValidateCredential")
 
     async def StartConnection(self, request: pb.StartConnectionRequest, context: Context) -> pb.StartConnectionResponse:
-        raise _not_built("StartConnection")
+        started = await (await self._connecting.accounts()).start(_tenant(), wish_of(request))
+        return started_message(started)
 
     async def FinishConnection(
         self, request: pb.FinishConnectionRequest, context: Context
     ) -> pb.FinishConnectionResponse:
-        raise _not_built("FinishConnection")
+        connected = await (await self._connecting.accounts()).finish(_tenant(), returned_of(request))
+        return pb.FinishConnectionResponse(credential=credential_message(connected))
 
     async def _access(self, context: Context) -> Access:
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
