@@ -1,8 +1,8 @@
 """The rest of a small OAuth authorization server: metadata, registration, a page that agrees at once, codes with PKCE.
 
 It is strict: whatever a client does that RFC 6749, 7636, 8707 and 7591 do not allow is an error and a complaint. What a
-hostile server would say is `metadata_changes`, `redirect_changes` and `answer_changes`: a value replaces what is said,
-None takes it out.
+hostile server would say is `metadata_changes`, `redirect_changes`, `answer_changes` and `refresh_changes`: a value
+replaces what is said, None takes it out.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class CodeServer(OAuthServer):
     metadata_changes: dict[str, Any] = field(default_factory=dict)
     redirect_changes: dict[str, Any] = field(default_factory=dict)
     answer_changes: dict[str, Any] = field(default_factory=dict)
+    refresh_changes: dict[str, Any] = field(default_factory=dict)
+    token_answer: tuple[int, dict[str, str], object] | None = None  # whatever comes
     asked_for: list[str] = field(default_factory=list)  # the targets of all requests
     registrations: list[dict[str, Any]] = field(default_factory=list)
     redirect_uris: set[str] = field(default_factory=set)
@@ -73,6 +75,8 @@ class CodeServer(OAuthServer):
             return self._page(dict(parse_qsl(urlsplit(target).query, strict_parsing=True)))
         if method == "POST" and path == "/register":
             return self._register(body)
+        if method == "POST" and path == "/token" and self.token_answer is not None:
+            return self.token_answer
         if method == "POST" and path == "/token":
             return super().answer(method, target, headers, body)
         return 404, {}, {}
@@ -120,6 +124,10 @@ class CodeServer(OAuthServer):
             "expires_in": self.expires_in,
         }
         return 200, changed(said, self.answer_changes)
+
+    def _refresh(self, refresh: str) -> tuple[int, dict[str, object]]:
+        status, said = super()._refresh(refresh)
+        return status, changed(said, self.refresh_changes)
 
 
 def browse(url: str) -> dict[str, str]:
