@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from handmesh.cli.options import DataDirectory, Json, SessionId
+from handmesh.cli.options import DataDirectory, Json
 from handmesh.cli.problems import run
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from handmesh.session.v1 import event_pb2
-
-KIND = "credential_used"
+    from handmesh.session.v1 import session_pb2
 
 app = typer.Typer(name="vault", help="Looks at how credentials were used.", no_args_is_help=True, rich_markup_mode=None)
 
+Audited = Annotated[str | None, typer.Argument(metavar="[ID]", help="The session, deleted or not. Default: all.")]
+
 
 @app.command()
-def audit(session_id: SessionId, as_json: Json = False, data_directory: DataDirectory = None) -> None:
-    """Prints each use of a credential by a session: when, which, where, for which call, how it ended."""
+def audit(session_id: Audited = None, as_json: Json = False, data_directory: DataDirectory = None) -> None:
+    """Prints each use of a credential, and what doors refused: when, which, where, for which call, how it ended."""
 
     async def body() -> int:
         from handmesh.cli.printing import console, print_json
         from handmesh.client import connect
 
-        found: list[event_pb2.Event] = []
+        found: list[session_pb2.AuditEntry] = []
         async with connect(data_directory=data_directory) as mesh:
-            async for event in mesh.session(session_id).events(kinds=[KIND]):
-                found.append(event)
+            async for entry in mesh.audit(session_id):
                 if as_json:
-                    print_json(event)
-        if not as_json and found:
+                    print_json(entry)
+                else:
+                    found.append(entry)
+        if found:
             console().print(_table(found))
         elif not as_json:
-            typer.echo("The session has used no credential.", err=True)
+            typer.echo("No credential was used.", err=True)
         return 0
 
     run(body)
 
 
-def _table(found: list[event_pb2.Event]) -> Table:
+def _table(found: list[session_pb2.AuditEntry]) -> Table:
     from rich.table import Table
 
     from handmesh.cli.escape import one_line
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("position", "time", "credential", "server", "call", "result"):
+    for name in ("time", "session", "credential", "where", "call", "result"):
         table.add_column(name, overflow="fold")
-    for event in found:
-        used = event.credential_used
-        when = event.emit_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S")
-        said = (used.credential_id, used.server, used.execution_id or "-", used.result)
-        table.add_row(str(event.position), when, *(one_line(each, 100) for each in said))
+    for entry in found:
+        when = entry.event.emit_time.ToDatetime().strftime("%Y-%m-%d %H:%M:%S")
+        table.add_row(when, *(one_line(each, 100) for each in (entry.session_id, *_said(entry))))
     return table
+
+
+def _said(entry: session_pb2.AuditEntry) -> tuple[str, str, str, str]:
+    """Returns which credential, where, for which call, and how it ended."""
+    if entry.event.HasField("door_refused"):
+        refused = entry.event.door_refused
+        return "-", refused.target, f"{refused.door} door", refused.reason
+    used = entry.event.credential_used
+    return used.credential_id, used.server, used.execution_id or "-", used.result

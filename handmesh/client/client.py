@@ -140,6 +140,18 @@ class Client:
                 return
             request.page_token = page.next_page_token
 
+    async def audit(self, session_id: str | None = None) -> AsyncIterator[session_pb2.AuditEntry]:
+        """Yields what credentials were used for and what doors refused, oldest first: by a session, which may be
+        deleted, or by all of the tenant's."""
+        request = session_pb2.ListAuditEntriesRequest(session_id=session_id, page_size=1_000)
+        while True:
+            answer = await self.session_link.call(self.session_stub.ListAuditEntries, request)
+            for entry in answer.entries:
+                yield entry
+            if not answer.next_page_token:
+                return
+            request.page_token = answer.next_page_token
+
     async def import_session(
         self, lines: Callable[[], Iterable[str]], *, request_id: str = "", blobs: bool = True
     ) -> Session:

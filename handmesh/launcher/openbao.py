@@ -26,6 +26,9 @@ from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST
 from handmesh.launcher.processes import LOG_LIMIT, Command, Process
 from handmesh.launcher.vault_operator import ACTIVE, NOT_INITIALISED, SEALED, Keys, VaultOperator
 
+AUDIT_LOGS = {"file": "audit.log", "second": "audit-second.log"}
+"""What OpenBao logs each request to, by device: it answers as long as it can write to one of them."""
+
 READY_WITHIN = 30.0
 """Seconds for each step of a start: to answer, and to be active."""
 
@@ -121,9 +124,9 @@ def find_bao() -> Path:
 def write_configuration(directory: Path, port: int, cluster_port: int) -> Path:
     """Writes the server's configuration and returns its path. A large audit log is set aside first."""
     store = private_directory(directory / "store")
-    audit_log = directory / "audit.log"
-    if audit_log.exists() and audit_log.stat().st_size > LOG_LIMIT:
-        audit_log.replace(audit_log.with_suffix(".log.old"))
+    for audit_log in (directory / name for name in AUDIT_LOGS.values()):
+        if audit_log.exists() and audit_log.stat().st_size > LOG_LIMIT:
+            audit_log.replace(audit_log.with_suffix(".log.old"))
     configuration = {
         # The default multiplier, 5, waits five times as long for a leader, of which there can be only one here.
         "storage": {"raft": {"path": str(store), "node_id": "handmesh", "performance_multiplier": "1"}},
@@ -132,9 +135,13 @@ def write_configuration(directory: Path, port: int, cluster_port: int) -> Path:
         },
         "api_addr": f"http://{HOST}:{port}",
         "cluster_addr": f"https://{HOST}:{cluster_port}",
-        # OpenBao makes audit devices from its configuration only and never starts again when one is changed: so its
-        # path is relative to the working directory, which may be moved. Values in the log are keyed hashes.
-        "audit": [{"type": "file", "path": "file", "options": {"file_path": audit_log.name, "mode": "0600"}}],
+        # Two, because OpenBao answers nobody when no audit device can write. It makes them from its configuration only
+        # and never starts again when one is changed: so their paths are relative to the working directory, which may
+        # be moved. Values in the logs are keyed hashes.
+        "audit": [
+            {"type": "file", "path": device, "options": {"file_path": name, "mode": "0600"}}
+            for device, name in AUDIT_LOGS.items()
+        ],
         "ui": False,
     }
     path = directory / "openbao.json"

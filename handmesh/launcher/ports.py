@@ -39,6 +39,7 @@ _OFFSETS = {
     "harness_mesh": 12,
     "sandbox_mesh": 13,
     "vault_proxy_mesh": 14,
+    "vault_proxy_door": 15,
     "nats": 20,
     "nats_monitor": 21,
     "openbao": 30,
@@ -52,6 +53,7 @@ class Ports:
     """The port of every listener, all on 127.0.0.1.
 
     A service has two: `<service>` for clients (plain text, API key) and `<service>_mesh` for the other services (mTLS).
+    `vault_proxy_door` is where the sandbox service brings the connections of hands' doors (mTLS).
     """
 
     session: int
@@ -62,6 +64,7 @@ class Ports:
     harness_mesh: int
     sandbox_mesh: int
     vault_proxy_mesh: int
+    vault_proxy_door: int
     nats: int
     nats_monitor: int
     openbao: int

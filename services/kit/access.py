@@ -32,6 +32,7 @@ _SESSION = {
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
+    "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
     "VouchVault": CLIENT,
     "RedeemVoucher": frozenset({"vault_proxy"}),

@@ -227,12 +227,15 @@ async def fail(problem: Exception, context: Context, method: str) -> NoReturn:
     """Ends the call with what the caller may know of the problem."""
     if isinstance(problem, grpc.aio.AbortError):
         raise problem
+    raised = problem
     if isinstance(problem, NotImplementedError):
         problem = Unimplemented("UNIMPLEMENTED", f"{method} is not built yet")
     if not isinstance(problem, ServiceError):
         incident = ids.mint("inc")
         _log.error("method failed", exc_info=True, method=method, incident=incident)
         problem = Broken("INTERNAL", f"our own fault; the log tells under {incident}", incident=incident)
+    # grpc keeps how its last call ended until the next one comes, and so every frame that the error came through.
+    raised.__traceback__ = raised.__cause__ = raised.__context__ = None
     kept = tuple(context.trailing_metadata() or ())
     await context.abort(
         getattr(grpc.StatusCode, problem.code),

@@ -16,6 +16,7 @@ from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
 from services.session import retention
 from services.session.admission import MAX_SESSION_BYTES
+from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.claims import Claims
@@ -71,7 +72,8 @@ def parts(
     claims = Claims(store.queue, store.wire, store.registry, writer, now)
     grants = Grants(store.registry, store.wire, writer, reader, now, vouch)
     watcher = Watcher(recent, store.wire)
-    sessions = Sessions(writer, reader, store.registry, index, claims, grants, now)
+    audit = Audit(store.registry, stones, writer, now)
+    sessions = Sessions(writer, reader, store.registry, index, claims, grants, audit, now)
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
     listing = Listing(store.registry, index, writer, reader)
     asked = Requests(store.registry)
@@ -95,6 +97,7 @@ def parts(
         blobs,
         Memories(store.objects, store.registry, now, memory_bytes),
         Vouchers(store.registry, now, vouch),
+        audit,
     )
 
 

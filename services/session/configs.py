@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 from urllib.parse import urlsplit
 
+from handmesh.sandbox.v1.sandbox_pb2 import GitRepository
 from handmesh.session.v1.config_pb2 import Budgets, CustomTool, McpServer, SessionConfig, ToolPolicyAction
 from services.kit import ids
 from services.kit.errors import Invalid
@@ -19,10 +20,12 @@ MAX_TITLE = 1_024
 MAX_NAMED = 64  # hands, servers, tools or policies of one session
 MAX_VAULTS = 16  # of one session: the vault's policy has a line for each
 MAX_URL = 2_048
+MAX_GIT_RULES = 32  # of each kind, of one repository
 MAIN_HAND = "main"  # of a session that names none
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 HARNESS_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
+_PUSH_PATTERN = re.compile(r"refs/[A-Za-z0-9._/*@+-]{1,250}")
 _TOOL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -97,6 +100,20 @@ def _check_hands(config: SessionConfig) -> None:
             _refuse("hands", f"has names that match ^{_NAME.pattern}$")
         _check_length(f"hands[{name}].environment", hand.environment, 128)
         _check_length(f"hands[{name}].standing_hand", hand.standing_hand, 128)
+        for at, resource in enumerate(hand.resources):
+            if resource.WhichOneof("source") == "git_repository":
+                _check_repository(f"hands[{name}].resources[{at}].git_repository", resource.git_repository)
+
+
+def _check_repository(field: str, repository: GitRepository) -> None:
+    """Checks what a hand may do with a repository. Where it may lie is for others to say."""
+    for its, values in (("push_patterns", repository.push_patterns), ("also_read", repository.also_read)):
+        if len(values) > MAX_GIT_RULES:
+            _refuse(f"{field}.{its}", f"has at most {MAX_GIT_RULES} entries")
+    if not all(_PUSH_PATTERN.fullmatch(each) for each in repository.push_patterns):
+        _refuse(f"{field}.push_patterns", f"must match ^{_PUSH_PATTERN.pattern}$")
+    if not all(_is_plain_http(each) for each in repository.also_read):
+        _refuse(f"{field}.also_read", "must be http or https addresses without credentials")
 
 
 def _check_servers(servers: Iterable[McpServer], taken: frozenset[str]) -> None:

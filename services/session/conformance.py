@@ -217,6 +217,19 @@ async def registry_05_tells_what_has_changed(store: Store) -> None:
     assert (await _changes(store, revision))[0] == [(keys[1], b"newer")]
 
 
+async def registry_06_tells_of_one_prefix(store: Store) -> None:
+    """With a prefix only its keys come, no more than were asked for, the rest after the last one."""
+    ours, others = ids.mint("tenant"), ids.mint("tenant")
+    keys = [f"{ours}.{ids.mint('key')}" for _ in range(5)]
+    for key in keys:
+        await store.registry.put("requests", f"{others}.{ids.mint('key')}", b"x")
+        await store.registry.put("requests", key, b"x")
+    first, whole = await store.registry.changes("requests", 0, f"{ours}.", 3)
+    assert ([key for key, _ in first], whole) == (keys[:3], False)
+    rest, whole = await store.registry.changes("requests", first[-1][1].revision, f"{ours}.", 3)
+    assert ([key for key, _ in rest], whole) == (keys[3:], True)
+
+
 async def _changes(store: Store, revision: int) -> tuple[list[tuple[str, bytes]], int]:
     found: list[tuple[str, bytes]] = []
     whole = False

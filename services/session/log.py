@@ -115,9 +115,12 @@ class Registry(Protocol):
         """Writes a value if the key is still at this revision; 0 means that nothing is there. Returns the entry's new
         revision, or 0 when somebody else was faster."""
 
-    async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
+    async def changes(
+        self, bucket: str, after: int, prefix: str = "", most: int = 1_000
+    ) -> tuple[list[tuple[str, Entry]], bool]:
         """Returns keys with what is there now, those that were written after a revision, in the order of their
-        revisions; and whether these are all. 0 means from the beginning. Some come whenever there are any."""
+        revisions; and whether these are all. 0 means from the beginning. Some come whenever there are any, and never
+        more than `most` (at most 1,000). With a prefix, which ends at a dot, only keys that begin with it."""
 
     async def keys(self, bucket: str, prefix: str) -> list[str]:
         """Lists the keys that begin with a prefix, which ends at a dot. In no order."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from services.kit.logs import Log as Journal
 from services.kit.settings import tuning, whole
-from services.session.logs.jetstream.streams import wanted
+from services.session.logs.jetstream.streams import AUDIT, AUDIT_DAYS, wanted
 from services.session.operator import NOT_FOUND, Operator, OperatorSettings, StoreError, connected, main
 
 LAYOUT = 1  # raised by whoever changes a stream in a way that older versions must not undo
@@ -31,15 +31,18 @@ class Settings(OperatorSettings):
     replicas: int | None = tuning(
         "HANDMESH_NATS_REPLICAS", whole, None, "On how many nodes each stream lies: 3 or 5. None: 1, or as it is."
     )
+    audit_days: int | None = tuning(
+        "HANDMESH_AUDIT_DAYS", whole, None, "Days that uses of credentials are kept. None: 365, or as it is."
+    )
 
 
-async def migrate(operator: Operator, replicas: int | None = None) -> list[str]:
+async def migrate(operator: Operator, replicas: int | None = None, audit_days: int | None = None) -> list[str]:
     """Brings every stream to this version's layout; returns what was done. Raises StoreError."""
-    configs = wanted(replicas or 1)
+    configs = wanted(replicas or 1, audit_days or AUDIT_DAYS)
     answers = await asyncio.gather(*(operator.ask(f"STREAM.INFO.{config['name']}") for config in configs))
     there = {config["name"]: answer for config, answer in zip(configs, answers, strict=True)}
     done = await asyncio.gather(
-        *(_migrate_one(operator, config, there[config["name"]], replicas) for config in configs)
+        *(_migrate_one(operator, config, there[config["name"]], replicas, audit_days) for config in configs)
     )
     made = [what for what in done if what.startswith("made")]
     if made and len(made) < len(done):
@@ -47,7 +50,9 @@ async def migrate(operator: Operator, replicas: int | None = None) -> list[str]:
     return [what for what in done if what]
 
 
-async def _migrate_one(operator: Operator, config: dict[str, Any], there: dict[str, Any], replicas: int | None) -> str:
+async def _migrate_one(
+    operator: Operator, config: dict[str, Any], there: dict[str, Any], replicas: int | None, audit_days: int | None
+) -> str:
     name = config["name"]
     if there.get("error", {}).get("err_code") == NOT_FOUND:
         verb, said = "CREATE", f"made {name}"
@@ -57,6 +62,8 @@ async def _migrate_one(operator: Operator, config: dict[str, Any], there: dict[s
     else:
         old = there["config"]
         config = config | {"num_replicas": replicas or old.get("num_replicas", 1)}
+        if name == AUDIT and audit_days is None:
+            config = config | {"max_age": old.get("max_age", 0)}
         layout = int((old.get("metadata") or {}).get(LAYOUT_KEY, 0))
         if layout > LAYOUT:
             raise StoreError(
@@ -80,7 +87,7 @@ def differences(config: Mapping[str, Any], there: Mapping[str, Any]) -> list[str
 async def run(settings: Settings) -> None:
     """Migrates once and says what was done."""
     async with connected(settings, "migrate") as operator:
-        done = await migrate(operator, settings.replicas)
+        done = await migrate(operator, settings.replicas, settings.audit_days)
     for what in done:
         _journal.info("migrated", what=what)
 

@@ -1,4 +1,7 @@
-"""The session service on the wire: messages to values and back. What it does is done in the modules beside."""
+"""The session service on the wire: messages to values and back. What it does is done in the modules beside.
+
+A little longer than a module should be: one method for each of the contract's.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,10 @@ from services.kit.guard import encoded
 from services.kit.identity import current as caller
 from services.session import codec
 from services.session.asking import anchor_of, ask_of
+from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.claims import Claims
+from services.session.git_rules import git_rules
 from services.session.grants import CACHE_SECONDS, Grants
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
@@ -59,6 +64,7 @@ class Parts:
     blobs: Blobs
     memories: Memories
     vouchers: Vouchers
+    audit: Audit
 
     async def run(self) -> None:
         """Does what is done behind the calls, for ever."""
@@ -178,7 +184,7 @@ class SessionServicer(VoucherCalls, SessionServiceServicer):
     async def PublishPreviews(
         self, request_iterator: AsyncIterator[pb.PublishPreviewsRequest], context: Context
     ) -> pb.PublishPreviewsResponse:
-        return pb.PublishPreviewsResponse(dropped=await self._parts.previews.publish(request_iterator))
+        return await self._parts.previews.publish(request_iterator)
 
     async def ClaimWork(self, request: pb.ClaimWorkRequest, context: Context) -> AsyncIterator[pb.ClaimWorkResponse]:
         for session_id in request.working_session_ids:
@@ -214,9 +220,18 @@ class SessionServicer(VoucherCalls, SessionServiceServicer):
             expire_time=codec.timestamp(granted.expire_time),
             mcp_servers=granted.config.mcp_servers,
             vault_ids=granted.config.vault_ids,
+            git_rules=git_rules(granted.config),
             cache_time=Duration(seconds=CACHE_SECONDS),
             vault_jwt=self._parts.grants.vouch(granted) if request.vault_access else "",
         )
+
+    async def ListAuditEntries(
+        self, request: pb.ListAuditEntriesRequest, context: Context
+    ) -> pb.ListAuditEntriesResponse:
+        entries, token = await self._parts.audit.page(
+            caller().tenant or "", request.session_id, request.page_size, request.page_token
+        )
+        return pb.ListAuditEntriesResponse(entries=entries, next_page_token=token)
 
     async def WatchRevocations(
         self, request: pb.WatchRevocationsRequest, context: Context

@@ -20,9 +20,10 @@ from services.kit.errors import Conflict, Gone, Invalid, Refused
 from services.kit.identity import Caller
 from services.session import codec, configs
 from services.session.admission import MAX_BATCH_EVENTS, check_emitters
+from services.session.audit import Audit
 from services.session.claims import Claims
 from services.session.core import Fact, WriteState
-from services.session.emitters import CLIENT, HARNESS, SESSION
+from services.session.emitters import CLIENT, HARNESS, SESSION, VAULT_PROXY
 from services.session.grants import Grants
 from services.session.index import Index
 from services.session.log import DeletedError, Registry
@@ -57,10 +58,12 @@ class Sessions:
         index: Index,
         claims: Claims,
         grants: Grants,
+        audit: Audit,
         now: Callable[[], int],
     ) -> None:
         self._writer = writer
         self._reader = reader
+        self._audit = audit
         self._requests = Requests(registry)
         self._index = index
         self._claims = claims
@@ -97,6 +100,9 @@ class Sessions:
         if len(events) > MAX_BATCH_EVENTS:
             raise Invalid("ARGUMENT_INVALID", f"a batch has at most {MAX_BATCH_EVENTS} events", field="events")
         facts = [codec.fact_of(event, caller.kind) for event in events]
+        if caller.kind == VAULT_PROXY:
+            check_emitters(facts)
+            await self._audit.keep(session_id, events)  # first: the log may not take it any more
         epoch = epoch if caller.kind == HARNESS else 0
         work = self._emit(session_id, Draft(events, facts, epoch, expected_position, caller.tenant), caller.kind)
         if all(fact.kind in _WITHOUT_SEQUEL for fact in facts):

@@ -1,4 +1,4 @@
-"""What a session is told: uses of credentials, and changes of servers' tools. Behind the answer, never before it."""
+"""What a session is told: uses of credentials, changes of servers' tools, what doors refused. Behind the answer."""
 
 from __future__ import annotations
 
@@ -63,8 +63,11 @@ class Audit:
     def used(self, session_id: str, server: str, execution_id: str, credential: Bound, result: str) -> None:
         """Takes note of a use, at once. `execution_id` is the call's, or empty when tools were looked up.
 
-        `result` is `ok` or an ErrorReason by name.
+        `result` is `ok` or an ErrorReason by name. Without a session there is no log to tell: ours has it.
         """
+        if not session_id:
+            _log.info("a credential was used", credential_id=credential.credential_id, server=server, result=result)
+            return
         use = event_pb2.CredentialUsed(
             credential_id=credential.credential_id,
             vault_id=credential.vault_id,
@@ -81,6 +84,10 @@ class Audit:
             server=server, added=change.added, removed=change.removed, changed=change.changed
         )
         self._take(session_id, event_pb2.Event(event_id=ids.mint("tools"), ignorable=True, tools_changed=change_of))
+
+    def refused(self, session_id: str, refusal: event_pb2.DoorRefused) -> None:
+        """Takes note that a door refused something, at once. `Refusals` sees to it that these are few."""
+        self._take(session_id, event_pb2.Event(event_id=ids.mint("door"), ignorable=True, door_refused=refusal))
 
     def _take(self, session_id: str, event: event_pb2.Event) -> None:
         if len(self._waiting) >= MOST_WAITING:

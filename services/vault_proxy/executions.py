@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.kit.errors import Exists, Full, Gone, ServiceError
+from services.kit.logs import Log
 from services.vault_proxy.core.answer import Answer, Outcome
+from services.vault_proxy.unwound import unwound
 
 KEPT_SECONDS = 600.0
 MOST_KEPT = 20_000  # results, of all sessions
@@ -25,6 +27,7 @@ MOST_RUNNING = 64  # of one session at once
 SAID_CHARACTERS = 32 * 1024  # what an execution says of its progress
 CLOSE_SECONDS = 0.5
 
+_log = Log("services.vault_proxy.executions")
 _UNSURE = "The server may have done some of it."
 NEVER_STARTED = Answer("The call was cancelled before it started.", Outcome.INTERRUPTED)
 INTERRUPTED = Answer(f"The call was cancelled. {_UNSURE}", Outcome.INTERRUPTED)
@@ -64,6 +67,15 @@ class _Execution:
             self.said += more
             self.wake()
 
+    def told(self) -> Answer:
+        """Returns the result, or raises what it ended with: each caller a copy, so that the kept one holds nobody's
+        frames."""
+        problem = self.result.exception()
+        if problem is None:
+            return self.result.result()
+        assert isinstance(problem, Exception), "the future is never cancelled"
+        raise unwound(problem)
+
     def wake(self) -> None:
         """Wakes who watches it."""
         self.news.set()
@@ -93,14 +105,16 @@ class Executions:
             execution = self._start(key, digest, work)
         elif execution.digest not in (None, digest):
             raise Exists("EXECUTION_ID_REUSED", "the id stands for another call", execution_id=key[1])
-        return await asyncio.shield(execution.result)
+        await asyncio.wait({execution.result})
+        return execution.told()
 
     async def run_once(self, session_id: str, work: Work) -> Answer:
         """Runs work without an id: it ends with its caller."""
         key = (session_id, f" {next(self._nameless)}")  # no chosen id has a space
         execution = self._start(key, "", work)
         try:
-            return await asyncio.shield(execution.result)
+            await asyncio.wait({execution.result})
+            return execution.told()
         finally:
             self.cancel(key)
             self._forget(key)
@@ -121,7 +135,7 @@ class Executions:
             if execution.result.done():
                 break
             await news.wait()
-        yield execution.result.result()
+        yield execution.told()
 
     def cancel(self, key: Key) -> None:
         """Ends an execution as interrupted; one that is not known never starts, one that has ended stays as it is."""
@@ -162,6 +176,8 @@ class Executions:
             self._settle(key, execution, INTERRUPTED)
             raise
         except Exception as problem:  # the top of a task: the callers are told
+            if not isinstance(problem, ServiceError | MayHaveRun):
+                _log.error("an execution failed", exc_info=True)  # what is kept of it has no traceback
             answer = problem
         finally:
             timer.cancel()
@@ -184,7 +200,7 @@ class Executions:
         else:
             told = answer.__cause__ if isinstance(answer, MayHaveRun) else answer
             assert isinstance(told, Exception), "MayHaveRun is raised from what happened"
-            execution.result.set_exception(told)
+            execution.result.set_exception(unwound(told))
             execution.result.exception()  # nobody may be waiting any more
             execution.wake()
             if isinstance(answer, ServiceError):

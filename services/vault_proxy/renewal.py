@@ -133,7 +133,7 @@ class Renewal:
             case Failed.OTHERWISE:
                 after = f"{now + renewal.BACKOFF_SECONDS:.3f}"
                 changes, result = {**renewal.CLEARED, renewal.RENEW_AFTER: after}, "CREDENTIAL_REFRESH_FAILED"
-        self._audit.used(access.session_id, _host(fields), "", credential, result)
+        self._audit.used(access.told, _host(fields), "", credential, result)
         await self._keep(access, path, changes, document, now + renewal.LEASE_SECONDS)
         if not isinstance(outcome, Renewed):
             _log.warning("an access is not renewed", credential_id=credential.credential_id, result=result)

@@ -11,11 +11,14 @@ from handmesh.sandbox.v1 import tool_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServicer
 from services.kit import identity
-from services.kit.errors import Unauthenticated, Unimplemented
+from services.kit.errors import Unauthenticated
 from services.kit.grants import Grants, shown
 from services.vault_proxy.connecting import Connecting
 from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
+from services.vault_proxy.doors.messages import DOORS, policy_of, prepared_message
+from services.vault_proxy.doors.reception import Reception
+from services.vault_proxy.doors.visit import Visit
 from services.vault_proxy.grants import Access, access_of
 from services.vault_proxy.messages import (
     credential_message,
@@ -28,6 +31,7 @@ from services.vault_proxy.messages import (
 from services.vault_proxy.passes import GrantPass
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.tools import Call, Tools
+from services.vault_proxy.validation import Validation
 from services.vault_proxy.vaults import Vaults
 
 NAME = "handmesh.vault_proxy.v1.VaultProxyService"
@@ -38,11 +42,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VaultProxy(VaultProxyServiceServicer):
     """The service."""
 
-    def __init__(self, grants: Grants, tools: Tools, vaults: Vaults, connecting: Connecting) -> None:
+    def __init__(
+        self,
+        grants: Grants,
+        tools: Tools,
+        vaults: Vaults,
+        reception: Reception,
+        connecting: Connecting,
+        validation: Validation,
+    ) -> None:
         self._grants = grants
         self._tools = tools
         self._vaults = vaults
+        self._reception = reception
         self._connecting = connecting
+        self._validation = validation
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         catalog = await self._tools.list(await self._access(context), request.refresh)
@@ -111,15 +125,20 @@ class VaultProxy(VaultProxyServiceServicer):
         return pb.ArchiveCredentialResponse()
 
     async def PrepareDoors(self, request: pb.PrepareDoorsRequest, context: Context) -> pb.PrepareDoorsResponse:
-        raise _not_built("PrepareDoors")
+        prepared = await self._reception.prepare(await self._access(context))
+        return prepared_message(prepared)
 
     async def OpenDoor(self, request: pb.OpenDoorRequest, context: Context) -> pb.OpenDoorResponse:
-        raise _not_built("OpenDoor")
+        visit = Visit(await self._access(context), request.sandbox_id, policy_of(request.network))
+        ticket, address = self._reception.open(DOORS.get(request.kind, ""), visit)
+        return pb.OpenDoorResponse(ticket=ticket, address=address)
 
     async def ValidateCredential(
         self, request: pb.ValidateCredentialRequest, context: Context
     ) -> pb.ValidateCredentialResponse:
-        raise _not_built("ValidateCredential")
+        voucher = Secret(request.voucher)
+        verdict = await self._validation.validate(_tenant(), request.credential_id, voucher, request.url)
+        return pb.ValidateCredentialResponse(valid=verdict.valid, reason=verdict.reason, detail=verdict.detail)
 
     async def StartConnection(self, request: pb.StartConnectionRequest, context: Context) -> pb.StartConnectionResponse:
         started = await (await self._connecting.accounts()).start(_tenant(), wish_of(request))
@@ -145,10 +164,6 @@ def _tenant() -> str:
     tenant = identity.current().tenant
     assert tenant is not None, "the access table lets only clients in"
     return tenant
-
-
-def _not_built(what: str) -> Unimplemented:
-    return Unimplemented("UNIMPLEMENTED", f"{what} is not built yet")
 
 
 def _tool(tool: OfferedTool) -> tool_pb2.Tool:

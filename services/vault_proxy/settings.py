@@ -17,9 +17,13 @@ from services.kit.settings import (
     path,
     setting,
     text,
+    tuning,
     url,
     whole,
 )
+from services.vault_proxy.core.egress import parse_hosts
+
+EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
 
 
 def client_document(value: str) -> str:
@@ -78,7 +82,59 @@ class Settings(Mesh):
     idle_seconds: int = setting(
         "HANDMESH_MCP_IDLE_SECONDS", whole, 300, "After how long an unused connection to an MCP server is closed."
     )
+    door_listen: str = setting(
+        "HANDMESH_DOOR_LISTEN",
+        address,
+        "127.0.0.1:0",
+        "Where the sandbox service brings the connections of hands' doors: mutual TLS. Port 0 is any free one.",
+    )
+    door_address: str | None = setting(
+        "HANDMESH_DOOR_ADDRESS",
+        address,
+        None,
+        "Where it finds that listener, of this very replica. None: as it listens.",
+    )
+
+    git_push_mib: int = tuning(
+        "HANDMESH_GIT_PUSH_MIB", whole, 2_048, "Most MiB of one push, and of one large object, through a git door."
+    )
+    package_hosts: tuple[str, ...] = setting(
+        "HANDMESH_VAULT_PROXY_PACKAGE_HOSTS",
+        parse_hosts,
+        (),
+        "host[:port] or *.host[:port], ...: what an environment's allow_package_managers stands for.",
+    )
+    door_ca_cert_file: Path | None = setting(
+        "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE",
+        existing,
+        None,
+        "PEM of the authority that answers sandboxes for hosts at which placeholders are replaced. "
+        "The same for all replicas; without it none is replaced.",
+    )
+    door_ca_key_file: Path | None = setting(
+        "HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE", existing, None, "PEM of that authority's elliptic-curve private key."
+    )
+    egress_connections: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_CONNECTIONS", whole, 64, "Most connections of one session through its egress door."
+    )
+    egress_idle_seconds: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_IDLE_SECONDS", whole, 300, "How long such a connection may stand still."
+    )
+    egress_seconds: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_SECONDS", whole, 3_600, "How long such a connection may last."
+    )
+    egress_mib: int = tuning(
+        "HANDMESH_VAULT_PROXY_EGRESS_MIB", whole, 8_192, "Most MiB that go through such a connection, both ways."
+    )
 
     def __post_init__(self) -> None:
+        if (self.door_ca_cert_file is None) != (self.door_ca_key_file is None):
+            raise SettingsError(
+                "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE and HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE go together"
+            )
         if self.store == "hashicorp" and self.vault_approle_file is None:
             raise SettingsError("HANDMESH_VAULT_APPROLE_FILE is not set, and HANDMESH_STORE is hashicorp")
+        if self.door_address is None and self.door_listen.rpartition(":")[0] in EVERYWHERE:
+            raise SettingsError(
+                f"HANDMESH_DOOR_ADDRESS is not set, and nobody can dial HANDMESH_DOOR_LISTEN, {self.door_listen}"
+            )

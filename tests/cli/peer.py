@@ -153,6 +153,19 @@ class Peer(
         token = str(first + len(page)) if first + len(page) < len(ids) else ""
         return session_pb2.ListSessionsResponse(sessions=map(self._session, page), next_page_token=token)
 
+    def ListAuditEntries(self, request, context):
+        self._known("", context)
+        audited = [
+            session_pb2.AuditEntry(session_id=session_id, event=event)
+            for session_id in self.items
+            if session_id == (request.session_id or session_id)
+            for event in self.events(session_id)
+            if event.HasField("credential_used") or event.HasField("door_refused")
+        ]
+        first = int(request.page_token or 0)
+        token = str(first + 1) if first + 1 < len(audited) else ""
+        return session_pb2.ListAuditEntriesResponse(entries=audited[first : first + 1], next_page_token=token)
+
     def EmitEvent(self, request, context):
         session_id = self._known(request.session_id, context)
         if any(event.HasField("session_ended") for event in self.events(session_id)):

@@ -106,12 +106,16 @@ def test_uses_of_credentials_are_a_table(peer: Peer, handmesh: Command) -> None:
     )
     peer.append("s", "vault_proxy", credential_used=used)
     peer.append("s", "harness", turn_ended=event_pb2.TurnEnded())
+    refused = event_pb2.DoorRefused(door="git", target="https://h/o/n", reason="GIT_PUSH_DENIED")
+    peer.start("t")
+    peer.append("t", "vault_proxy", door_refused=refused)
     lines = handmesh("vault", "audit", "s").stdout.splitlines()
-    assert lines[0].split() == ["position", "time", "credential", "server", "call", "result"]
-    assert [line.split()[0] for line in lines[1:]] == ["2"]
-    assert lines[1].split()[3:] == ["cred_1", "shop\\x1b[31m", "toolu_1", "ok"]
+    assert lines[0].split() == ["time", "session", "credential", "where", "call", "result"]
+    assert [line.split()[2:] for line in lines[1:]] == [["s", "cred_1", "shop\\x1b[31m", "toolu_1", "ok"]]
+    lines = handmesh("vault", "audit").stdout.splitlines()
+    assert lines[2].split()[2:] == ["t", "-", "https://h/o/n", "git", "door", "GIT_PUSH_DENIED"]
     [line] = handmesh("vault", "audit", "s", "--json").stdout.splitlines()
-    assert json_format.Parse(line, event_pb2.Event()).credential_used == used
+    assert json_format.Parse(line, session_pb2.AuditEntry()).event.credential_used == used
 
 
 def test_a_session_without_credentials_says_so(peer: Peer, handmesh: Command) -> None:
@@ -119,7 +123,7 @@ def test_a_session_without_credentials_says_so(peer: Peer, handmesh: Command) ->
     peer.start("s")
     result = handmesh("vault", "audit", "s")
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "no credential" in result.stderr
+    assert "No credential" in result.stderr
 
 
 def test_send_says_where_to_look(peer: Peer, handmesh: Command) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import http.client
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from handmesh.launcher.errors import PartFailed, VaultRefused
 from handmesh.launcher.files import read_strings
-from handmesh.launcher.openbao import OpenBao, operator_of
+from handmesh.launcher.openbao import AUDIT_LOGS, OpenBao, operator_of
 from handmesh.launcher.ports import free_ports
 from handmesh.launcher.vault_operator import ACTIVE, VaultOperator
 from tests.support.openbao import OpenBaoServer
@@ -77,16 +79,71 @@ def test_vault_proxy_may_do_nothing_else(openbao: OpenBaoServer, method: str, pa
     assert status == 403
 
 
-def test_the_audit_log_is_private_and_shows_no_value(openbao: OpenBaoServer) -> None:
-    """Each request is recorded, with keyed hashes in place of secrets."""
-    openbao.operator.put_secret("tenants/default/audited", {"token": "canary-9Q2"})
-    call(openbao, "GET", "handmesh/data/tenants/default/audited", login(openbao))
-    log = openbao.directory / "openbao" / "audit.log"
-    assert log.stat().st_mode & 0o777 == 0o600
-    recorded = log.read_text()
-    assert "handmesh/data/tenants/default/audited" in recorded
-    assert "canary-9Q2" not in recorded
-    assert openbao.root_token not in recorded
+def recorded(bao: OpenBaoServer, path: str) -> dict[str, int]:
+    """Counts the answers to requests of a path in each audit log."""
+    found = {}
+    for name in AUDIT_LOGS.values():
+        lines = (bao.directory / "openbao" / name).read_text().splitlines()
+        told = [json.loads(line) for line in lines]
+        found[name] = sum(each["type"] == "response" and each["request"].get("path") == path for each in told)
+    return found
+
+
+def test_the_audit_logs_are_private_and_show_no_value(openbao: OpenBaoServer) -> None:
+    """Each read is one line in each of the two logs, with keyed hashes in place of secrets."""
+    openbao.operator.put_secret("tenants/default/vaults/audited", {"token": "canary-9Q2"})
+    token, path = login(openbao), "handmesh/data/tenants/default/vaults/audited"
+    before = recorded(openbao, path)
+    for _ in range(3):
+        status, answer = call(openbao, "GET", path, token)
+        assert (status, answer["data"]["data"]["token"]) == (200, "canary-9Q2")
+    assert recorded(openbao, path) == {name: count + 3 for name, count in before.items()}
+    for name in AUDIT_LOGS.values():
+        log = openbao.directory / "openbao" / name
+        assert log.stat().st_mode & 0o777 == 0o600
+        for secret in ("canary-9Q2", openbao.root_token, token):
+            assert secret not in log.read_text()
+
+
+def test_one_audit_device_that_cannot_write_stops_nobody(own_openbao: OpenBaoServer) -> None:
+    """OpenBao answers while one of the two can write, refuses everybody when none can, and mends itself after that."""
+    own_openbao.operator.put_secret("tenants/default/vaults/audited", {"name": "n"})
+    token, path = login(own_openbao), "handmesh/data/tenants/default/vaults/audited"
+    first, second = (own_openbao.directory / "openbao" / name for name in AUDIT_LOGS.values())
+
+    def status() -> int:
+        return call(own_openbao, "GET", path, token)[0]
+
+    def settles(wanted: int) -> None:
+        """Opens the logs anew, which is not done when the signal is sent, and waits for an answer."""
+        os.kill(own_openbao.process.pid, signal.SIGHUP)
+        while status() != wanted:
+            pass
+
+    def block(log: Path) -> None:
+        log.rename(log.with_suffix(".kept"))
+        log.mkdir()
+
+    def free(log: Path) -> None:
+        log.rmdir()
+        log.with_suffix(".kept").rename(log)
+
+    def grows(log: Path) -> bool:
+        said = log.stat().st_size
+        assert status() == 200
+        return log.stat().st_size > said
+
+    block(second)
+    os.kill(own_openbao.process.pid, signal.SIGHUP)
+    while grows(second.with_suffix(".kept")):
+        pass
+    assert all(grows(first) for _ in range(20))
+    block(first)
+    settles(500)
+    free(second)
+    settles(200)
+    free(first)
+    settles(200)
 
 
 def test_keys_are_private_and_in_no_repr(openbao: OpenBaoServer) -> None:

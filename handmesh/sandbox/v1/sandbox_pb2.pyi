@@ -151,6 +151,7 @@ class GitRepository(message.Message):
     URL_FIELD_NUMBER: builtins.int
     REF_FIELD_NUMBER: builtins.int
     PUSH_PATTERNS_FIELD_NUMBER: builtins.int
+    ALSO_READ_FIELD_NUMBER: builtins.int
     url: builtins.str
     """Where from: `https://host/owner/name`."""
     ref: builtins.str
@@ -161,16 +162,23 @@ class GitRepository(message.Message):
         `refs/heads/agent/*`. None means that it may not push.
         """
 
+    @builtins.property
+    def also_read(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Other repositories that may be read through the git door, for submodules:
+        `https://host/owner/name`, or `https://host/owner/*` for all below.
+        """
+
     def __init__(
         self,
         *,
         url: builtins.str = ...,
         ref: builtins.str = ...,
         push_patterns: abc.Iterable[builtins.str] | None = ...,
+        also_read: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["push_patterns", b"push_patterns", "ref", b"ref", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["also_read", b"also_read", "push_patterns", b"push_patterns", "ref", b"ref", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

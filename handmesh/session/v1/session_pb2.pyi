@@ -1103,9 +1103,13 @@ class Preview(message.Message):
     tool_input: builtins.str
     """JSON text of a tool's input, as far as the model has written it."""
     tool_output: builtins.str
-    """Output of a running tool."""
+    """Output of a running tool, or what a server says of a call's progress. The
+    result need not hold it.
+    """
     discarded: builtins.bool
-    """The event will not come: forget its pieces."""
+    """Forget the event's pieces: it will not come, or whoever goes on with it
+    shows it from its beginning.
+    """
     def __init__(
         self,
         *,
@@ -1135,10 +1139,15 @@ class PublishPreviewsRequest(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     PREVIEWS_FIELD_NUMBER: builtins.int
+    ASK_WATCHED_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session. Read from the first message."""
     epoch: builtins.int
     """The harness's epoch. Read from the first message."""
+    ask_watched: builtins.bool
+    """Asks whether anybody is shown previews of the session: what costs something
+    to find out need not be, for nobody. Told by the answer.
+    """
     @builtins.property
     def previews(self) -> containers.RepeatedCompositeFieldContainer[Preview]:
         """The pieces, in order."""
@@ -1149,10 +1158,11 @@ class PublishPreviewsRequest(message.Message):
         session_id: builtins.str = ...,
         epoch: builtins.int = ...,
         previews: abc.Iterable[Preview] | None = ...,
+        ask_watched: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "previews", b"previews", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ask_watched", b"ask_watched", "epoch", b"epoch", "previews", b"previews", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,16 +1173,20 @@ class PublishPreviewsResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     DROPPED_FIELD_NUMBER: builtins.int
+    WATCHED_FIELD_NUMBER: builtins.int
     dropped: builtins.int
     """How many pieces were dropped."""
+    watched: builtins.bool
+    """Whether anybody is shown previews, where that was asked."""
     def __init__(
         self,
         *,
         dropped: builtins.int = ...,
+        watched: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dropped", b"dropped", "watched", b"watched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1453,7 +1467,9 @@ class GitRule(message.Message):
     REPOSITORY_FIELD_NUMBER: builtins.int
     PUSH_PATTERNS_FIELD_NUMBER: builtins.int
     repository: builtins.str
-    """The repository: `https://host/owner/name`."""
+    """The repository: `https://host/owner/name`, or `https://host/owner/*` for all
+    below.
+    """
     @builtins.property
     def push_patterns(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
         """References that may be pushed to, with `*` for any characters."""
@@ -1563,6 +1579,94 @@ class RedeemVoucherResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["tenant", b"tenant", "vault_id", b"vault_id", "vault_jwt", b"vault_jwt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListAuditEntriesRequest(message.Message):
+    """Request for `ListAuditEntries`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session, which may be deleted. Unset means all of the tenant's."""
+    page_size: builtins.int
+    """Most entries of a page. 0 means 100; at most 1,000."""
+    page_token: builtins.str
+    """Where to go on: `next_page_token` of the page before. Empty means from the
+    oldest.
+    """
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str | None = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["_session_id", b"_session_id", "session_id", b"session_id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_session_id", b"_session_id", "page_size", b"page_size", "page_token", b"page_token", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__session_id: _TypeAlias = typing.Literal["session_id"]  # noqa: Y015
+    _WhichOneofArgType__session_id: _TypeAlias = typing.Literal["_session_id", b"_session_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__session_id) -> _WhichOneofReturnType__session_id | None: ...
+
+@typing.final
+class ListAuditEntriesResponse(message.Message):
+    """Response for `ListAuditEntries`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ENTRIES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """What to ask for next. Empty when there is no more now."""
+    @builtins.property
+    def entries(self) -> containers.RepeatedCompositeFieldContainer[AuditEntry]:
+        """The entries, in the order in which they were stored."""
+
+    def __init__(
+        self,
+        *,
+        entries: abc.Iterable[AuditEntry] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["entries", b"entries", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class AuditEntry(message.Message):
+    """One entry of the audit stream. Nobody can change it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    EVENT_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session."""
+    @builtins.property
+    def event(self) -> event_pb2.Event:
+        """A `CredentialUsed` or a `DoorRefused`, as the vault proxy told it. It was
+        stored here before the session's log was asked to take it, so it has no
+        position; its time is that of the entry. It may be missing in the log, when
+        the session had ended by then.
+        """
+
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        event: event_pb2.Event | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["event", b"event"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["event", b"event", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

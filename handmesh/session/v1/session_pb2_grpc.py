@@ -152,6 +152,11 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.FromString,
                 _registered_method=True)
+        self.ListAuditEntries = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/ListAuditEntries',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesResponse.FromString,
+                _registered_method=True)
         self.WatchRevocations = channel.unary_stream(
                 '/handmesh.session.v1.SessionService/WatchRevocations',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.WatchRevocationsRequest.SerializeToString,
@@ -426,6 +431,19 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAuditEntries(self, request, context):
+        """Lists what the sessions of a tenant used credentials for, and what the doors
+        of their hands refused: the audit stream, oldest first. It is kept apart
+        from the sessions' logs and outlives them, for as long as the operator says.
+        A session that never was has nothing.
+
+        * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
+        cannot be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchRevocations(self, request, context):
         """Sends the sessions and epochs whose grants are void, as it happens. While
         the stream is down, grants must not be taken from a cache.
@@ -574,6 +592,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.RedeemVoucher,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.SerializeToString,
+            ),
+            'ListAuditEntries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAuditEntries,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesResponse.SerializeToString,
             ),
             'WatchRevocations': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRevocations,
@@ -1176,6 +1199,33 @@ class SessionService:
             '/handmesh.session.v1.SessionService/RedeemVoucher',
             handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAuditEntries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/ListAuditEntries',
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -196,6 +196,15 @@ class SessionServiceStub:
 
     * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
     """
+    ListAuditEntries: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListAuditEntriesRequest, _session_pb2.ListAuditEntriesResponse]
+    """Lists what the sessions of a tenant used credentials for, and what the doors
+    of their hands refused: the audit stream, oldest first. It is kept apart
+    from the sessions' logs and outlives them, for as long as the operator says.
+    A session that never was has nothing.
+
+    * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
+      cannot be.
+    """
     WatchRevocations: _grpc.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]
     """Sends the sessions and epochs whose grants are void, as it happens. While
     the stream is down, grants must not be taken from a cache.
@@ -389,6 +398,15 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Turns such a word into one for the vault. For the vault proxy. Works once.
 
     * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
+    """
+    ListAuditEntries: _aio.UnaryUnaryMultiCallable[_session_pb2.ListAuditEntriesRequest, _session_pb2.ListAuditEntriesResponse]  # type: ignore[assignment]
+    """Lists what the sessions of a tenant used credentials for, and what the doors
+    of their hands refused: the audit stream, oldest first. It is kept apart
+    from the sessions' logs and outlives them, for as long as the operator says.
+    A session that never was has nothing.
+
+    * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
+      cannot be.
     """
     WatchRevocations: _aio.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]  # type: ignore[assignment]
     """Sends the sessions and epochs whose grants are void, as it happens. While
@@ -706,6 +724,21 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Turns such a word into one for the vault. For the vault proxy. Works once.
 
         * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
+        """
+
+    @_abc_1.abstractmethod
+    def ListAuditEntries(
+        self,
+        request: _session_pb2.ListAuditEntriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ListAuditEntriesResponse, _abc.Awaitable[_session_pb2.ListAuditEntriesResponse]]:
+        """Lists what the sessions of a tenant used credentials for, and what the doors
+        of their hands refused: the audit stream, oldest first. It is kept apart
+        from the sessions' logs and outlives them, for as long as the operator says.
+        A session that never was has nothing.
+
+        * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
+          cannot be.
         """
 
     @_abc_1.abstractmethod

@@ -116,9 +116,7 @@ def known_client(
     if document_url and server.takes_documents:
         return Client(document_url)
     if not server.registration_endpoint:
-        raise Unconnectable(
-            UNSUPPORTED, "the authorization server registers no clients: name one that it knows"
-        )
+        raise Unconnectable(UNSUPPORTED, "the authorization server registers no clients: name one that it knows")
     return None
 
 

@@ -19,7 +19,7 @@ class Scrubber:
     """Knows one credential in its forms: raw, JSON-escaped, percent-encoded, hex, base64 at its three alignments."""
 
     def __init__(self, value: str) -> None:
-        self._forms = sorted(_forms(value), key=lambda form: (-len(form), form))
+        self._forms = sorted(forms_of(value), key=lambda form: (-len(form), form))
         self.found = 0  # how many times it was taken out
 
     def __repr__(self) -> str:
@@ -54,7 +54,8 @@ class NoScrubber(Scrubber):
         self.found = 0
 
 
-def _forms(value: str) -> set[str]:
+def forms_of(value: str) -> set[str]:
+    """Returns a value as it is, and in the encodings that careless servers use."""
     data = value.encode()
     escaped = {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     escaped |= {form.replace("/", "\\/") for form in escaped}

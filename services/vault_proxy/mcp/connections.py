@@ -1,7 +1,8 @@
 """The connections of all sessions: one for each session and server, never shared between sessions.
 
 A connection is made when it is first needed, and ends when it is idle, when its session ends, or when a call on it was
-given up. The credential is looked up at least every 30 seconds, and again when the server refuses it.
+given up. The credential is looked up at least every 30 seconds, and again when the server refuses it. What no call uses
+is out of the memory after 30 seconds, and at once when it is replaced, purged, refused, or its session ends.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ import asyncio
 import importlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from services.kit.errors import Denied, Full, Refused, ServiceError
+from services.kit.errors import Denied, Full, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 from services.kit.origin import Allowed, UrlRefused, origin_of
 from services.vault_proxy.core import catalog
 from services.vault_proxy.core.catalog import Catalog
 from services.vault_proxy.core.scrub import NoScrubber, Scrubber
 from services.vault_proxy.grants import Access, Server
+from services.vault_proxy.mcp.held import Held
 from services.vault_proxy.mcp.problems import CredentialRefused, ServerLost, SessionLost
-from services.vault_proxy.secret import Secret
+from services.vault_proxy.unwound import unwound
 from services.vault_proxy.wallet import Usable, Wallet
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ CREDENTIAL_SECONDS = 30.0  # how long a credential is used before it is looked u
 MOST_CONNECTIONS = 2_000
 MOST_LOST = 6  # sessions for one call: of calls at once, half find another replica of a server that does not share them
 MOST_PINS = 10_000  # of sessions and servers; a change of one that is forgotten is not noticed
-SWEEP_SECONDS = 5.0
+SWEEP_SECONDS = 5.0  # so an unused credential is dropped this much before it is CREDENTIAL_SECONDS old
 CLOSE_SECONDS = 1.0
 
 _log = Log("services.vault_proxy.mcp")
@@ -57,33 +59,6 @@ class Use:
     change: catalog.Change | None = None  # of the server's tools
 
 
-@dataclass(eq=False)
-class _Held:
-    """What is held for one session and server."""
-
-    server: Server
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one connects or looks the credential up at a time
-    connection: Connection | None = None
-    credential: Usable | None = None
-    looked_up: float | None = None
-    catalog: Catalog | None = None
-    outdated: bool = False  # the server says that it has other tools now
-    users: int = 0
-    used_at: float = 0.0
-
-    def bearer(self) -> Secret[str] | None:
-        return self.credential.value if self.credential else None
-
-    def outdate(self) -> None:
-        self.outdated = True
-
-    def disconnect(self, used: Connection | None = None) -> None:
-        """Lets go of the connection; of `used` only, if it is given: another call may have made a new one since."""
-        if self.connection is not None and used in (None, self.connection):
-            self.connection.retire()
-            self.connection = None
-
-
 class Connections:
     """Lists and calls tools for sessions."""
 
@@ -93,7 +68,7 @@ class Connections:
         self._allowed = allowed
         self._ca_file = ca_file
         self._outbound: Outbound | None = None
-        self._held: dict[tuple[str, str], _Held] = {}
+        self._held: dict[tuple[str, str], Held] = {}
         self._pins: dict[tuple[str, str], dict[str, str]] = {}  # what was listed last; the oldest first
         self._hosts: set[asyncio.Task[None]] = set()
 
@@ -144,7 +119,7 @@ class Connections:
         held = self._hold(access, server)
 
         async def ask(connection: Connection) -> dict[str, Any]:
-            return await connection.call_tool(tool, arguments, lambda told: say(told.line(_scrubber(held.credential))))
+            return await connection.call_tool(tool, arguments, lambda told: say(told.line(_scrubber(use.credential))))
 
         try:
             answer = await self._with(access, held, ask, use)
@@ -164,7 +139,7 @@ class Connections:
                 times=scrubber.found,
             )
 
-    async def _with(self, access: Access, held: _Held, action: Callable[[Connection], Awaitable[T]], use: Use) -> T:
+    async def _with(self, access: Access, held: Held, action: Callable[[Connection], Awaitable[T]], use: Use) -> T:
         """Does something on a connection: again after a lost session, and once more with a newer credential."""
         held.users += 1
         lost, refused = 0, False
@@ -181,10 +156,12 @@ class Connections:
                         raise ServerLost(held.server.name, "forgets its sessions", begun=False) from None
                 except CredentialRefused:
                     held.disconnect(connection)
+                    asked = time.monotonic()
                     async with held.lock:
-                        held.looked_up = None
-                        await self._look_up(access, held, use.credential)
+                        held.looked_up = held.credential = None
+                        await self._look_up(access, held, asked, use.credential)
                     if refused or use.credential == held.credential:
+                        held.looked_up = held.credential = None
                         raise _revoked(held.server, use.credential) from None
                     refused = True
         finally:
@@ -193,27 +170,36 @@ class Connections:
             if held.users == 0 and held not in self._held.values():
                 held.disconnect()  # dropped meanwhile
 
-    async def _ready(self, access: Access, held: _Held, use: Use) -> Connection:
+    async def _ready(self, access: Access, held: Held, use: Use) -> Connection:
         """Returns a live connection whose credential is fresh."""
+        asked = time.monotonic()
         async with held.lock:
-            await self._look_up(access, held)
+            await self._look_up(access, held, asked)
             use.credential = held.credential
             if held.connection is None or not held.connection.alive:
                 held.connection = await self._open(held)
             return held.connection
 
-    async def _look_up(self, access: Access, held: _Held, rejected: Usable | None = None) -> None:
+    async def _look_up(self, access: Access, held: Held, asked: float, rejected: Usable | None = None) -> None:
+        """Finds the credential, unless it was found lately. `asked` is when the caller began to wait for its turn: what
+        failed since then has failed for it, too. Else each of many callers would wait for a vault that is down."""
         now = time.monotonic()
-        if held.looked_up is not None and now - held.looked_up < CREDENTIAL_SECONDS:
+        if held.age(now) < CREDENTIAL_SECONDS:
             return
         try:
             origin = origin_of(held.server.url)
         except UrlRefused as refused:
             raise Denied("SERVER_ADDRESS_DENIED", f"{held.server.name}: {refused}", server=held.server.name) from None
-        held.credential = await self._wallet.find(access, origin, rejected.value if rejected else None)
+        if held.failed is not None and held.failed[0] >= asked:
+            raise unwound(held.failed[1])
+        try:
+            held.credential = await self._wallet.find(access, origin, rejected.value if rejected else None)
+        except Unavailable as problem:
+            held.failed = (time.monotonic(), unwound(problem))
+            raise
         held.looked_up = now
 
-    async def _open(self, held: _Held) -> Connection:
+    async def _open(self, held: Held) -> Connection:
         # In a thread: half a second of imports must not hold up other calls.
         module = await asyncio.to_thread(importlib.import_module, "services.vault_proxy.mcp.connection")
         if self._outbound is None:
@@ -234,7 +220,7 @@ class Connections:
                 connection.host.add_done_callback(self._hosts.discard)
         return connection
 
-    def _hold(self, access: Access, server: Server) -> _Held:
+    def _hold(self, access: Access, server: Server) -> Held:
         key = (access.session_id, server.name)
         held = self._held.get(key)
         if held is not None and held.server.url != server.url:
@@ -245,7 +231,7 @@ class Connections:
                 self._sweep(idle_seconds=0.0)
             if len(self._held) >= MOST_CONNECTIONS:
                 raise Full("FULL", f"{MOST_CONNECTIONS} connections to MCP servers are in use", retry_after=5)
-            held = self._held[key] = _Held(server)
+            held = self._held[key] = Held(server)
         held.used_at = time.monotonic()
         return held
 
@@ -253,12 +239,14 @@ class Connections:
         """Forgets a credential that was replaced or purged: it is looked up again before it is used."""
         for held in self._held.values():
             if held.credential is not None and held.credential.credential_id == credential_id:
-                held.looked_up = None
+                held.forget()
 
     def drop(self, session_id: str) -> None:
         """Lets go of everything of a session."""
         for key in [key for key in self._held if key[0] == session_id]:
-            self._held.pop(key).disconnect()
+            held = self._held.pop(key)
+            held.disconnect()
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, held.forget)  # the server may be told of the end
         for key in [key for key in self._pins if key[0] == session_id]:
             del self._pins[key]
 
@@ -267,6 +255,8 @@ class Connections:
         for key, held in list(self._held.items()):
             if held.users == 0 and now - held.used_at >= idle_seconds:
                 self._held.pop(key).disconnect()
+            elif held.credential is not None and held.age(now) >= CREDENTIAL_SECONDS - SWEEP_SECONDS:
+                held.forget()
 
     async def keep_tidy(self) -> None:
         """Closes what is idle, for ever."""

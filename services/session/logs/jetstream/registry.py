@@ -12,8 +12,6 @@ from services.session.logs.jetstream.connection import Connection, StoredMessage
 from services.session.logs.jetstream.events import EXPECTED, MULTI_SUBJECTS, WRONG_LAST_SEQUENCE
 from services.session.logs.jetstream.link import Message
 
-CHANGES_AT_ONCE = 1_000
-
 
 class JetStreamRegistry:
     """Entries in the streams KV_<bucket>."""
@@ -47,12 +45,14 @@ class JetStreamRegistry:
             raise _refused(stored.code)
         return stored.sequence
 
-    async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
+    async def changes(
+        self, bucket: str, after: int, prefix: str = "", most: int = 1_000
+    ) -> tuple[list[tuple[str, Entry]], bool]:
         subject = f"$KV.{bucket}."
-        question = {"seq": after + 1, "batch": CHANGES_AT_ONCE, "next_by_subj": f"{subject}>"}
+        question = {"seq": after + 1, "batch": most, "next_by_subj": f"{subject}{prefix}>"}
         messages, whole, _ = await self._connection.collect(f"KV_{bucket}", json.dumps(question).encode())
         if whole and self._connection.replicated:
-            whole = await self._go_on(f"KV_{bucket}", f"{subject}>", after, messages)
+            whole = await self._go_on(f"KV_{bucket}", f"{subject}{prefix}>", after, messages, most)
         found = [
             (each.subject.removeprefix(subject), Entry(each.data, each.revision))
             for each in map(StoredMessage, messages)
@@ -65,9 +65,9 @@ class JetStreamRegistry:
         least = await leader.end(self._connection, stream)
         return (await leader.collect(self._connection, stream, question, subjects, least))[0]
 
-    async def _go_on(self, stream: str, subject: str, after: int, messages: list[Message]) -> bool:
+    async def _go_on(self, stream: str, subject: str, after: int, messages: list[Message], most: int) -> bool:
         """Takes from the leader what the node that was asked had not heard of yet; says whether that was all."""
-        for _ in range(CHANGES_AT_ONCE):
+        while len(messages) < most:
             if messages:
                 after = StoredMessage(messages[-1]).revision
             message = await leader.following(self._connection, stream, subject, after + 1)

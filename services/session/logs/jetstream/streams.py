@@ -4,6 +4,7 @@ LOG-0 .. LOG-7   log.<shard>.<session>.<position>   one message per subject, for
 WORK             work.<harness>.<session>           a work queue, one message per subject
 OBJECTS          obj.<space>.<object>.<number>      one message per subject, the last one counts
 KV_<bucket>      $KV.<bucket>.<key>                 as NATS's own key-value stores
+KV_audit         $KV.audit.<tenant>.<session>.<id>  one message per subject, none ever replaced, for AUDIT_DAYS
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ BUCKETS = (
     "memory_versions",
     "timers",
 )
+AUDIT = "KV_audit"
+AUDIT_DAYS = 365  # unless the operator says otherwise
+DAY = 24 * 60 * 60 * 1_000_000_000  # in nanoseconds
 GRANT_SECONDS = 24 * 60 * 60  # what is in the bucket `grants` is of no use to anybody after that
+
+ONLY_REPLICAS = frozenset({"num_replicas"})
+OPERATORS = {AUDIT: ONLY_REPLICAS | {"max_age"}}  # what is the operator's to say, by stream
 
 MIGRATED_SECONDS = 30.0  # `migrate` has so long when everything starts at once
 LOOK_SECONDS = 0.05
@@ -65,7 +72,7 @@ def _stream(name: str, subject: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
-def wanted(replicas: int = 1) -> list[dict[str, Any]]:
+def wanted(replicas: int = 1, audit_days: int = AUDIT_DAYS) -> list[dict[str, Any]]:
     """Lists the streams, as JetStream's API takes them, each on so many nodes."""
     once = {"discard_new_per_subject": True}
     logs = [
@@ -82,8 +89,11 @@ def wanted(replicas: int = 1) -> list[dict[str, Any]]:
         )
         for bucket in BUCKETS
     ]
+    audit = _stream(
+        AUDIT, "$KV.audit.>", allow_direct=True, deny_delete=True, deny_purge=True, max_age=audit_days * DAY, **once
+    )
     objects = _stream(OBJECTS, "obj.*.*.*", allow_direct=True)
-    whole = [*logs, *buckets, objects, _stream(WORK, "work.*.*", retention="workqueue", **once)]
+    whole = [*logs, *buckets, audit, objects, _stream(WORK, "work.*.*", retention="workqueue", **once)]
     return [config | {"num_replicas": replicas} for config in whole]
 
 
@@ -115,7 +125,7 @@ async def _check(connection: Connection, config: dict[str, Any]) -> str | None:
         return f"stream {name}: {answer['error'].get('description')}"
     connection.replicated |= answer["config"].get("num_replicas", 1) > 1
     for key, value in config.items():
-        if key != "num_replicas" and answer["config"].get(key, 0) != value:
+        if key not in OPERATORS.get(name, ONLY_REPLICAS) and answer["config"].get(key, 0) != value:
             return f"stream {name} has {key} other than {value!r}"
     return None
 

@@ -78,9 +78,12 @@ class MemoryRegistry:
         await self.put(bucket, key, value)
         return self._buckets[bucket][key].revision
 
-    async def changes(self, bucket: str, after: int) -> tuple[list[tuple[str, Entry]], bool]:
-        changed = [(key, entry) for key, entry in self._buckets[bucket].items() if entry.revision > after]
-        return sorted(changed, key=lambda each: each[1].revision), True
+    async def changes(
+        self, bucket: str, after: int, prefix: str = "", most: int = 1_000
+    ) -> tuple[list[tuple[str, Entry]], bool]:
+        entries = self._buckets[bucket].items()
+        changed = [(key, entry) for key, entry in entries if entry.revision > after and key.startswith(prefix)]
+        return sorted(changed, key=lambda each: each[1].revision)[:most], len(changed) <= most
 
     async def keys(self, bucket: str, prefix: str) -> list[str]:
         return [key for key in self._buckets[bucket] if key.startswith(prefix)]

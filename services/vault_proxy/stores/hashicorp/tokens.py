@@ -11,8 +11,10 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from services.kit.errors import Unavailable
 from services.vault_proxy.ports import Pass
 from services.vault_proxy.secret import Secret
+from services.vault_proxy.unwound import unwound
 
 SPARE_SECONDS = 5.0  # before its end a token is not used any more
 MOST_KEPT = 4_000
@@ -26,6 +28,7 @@ class _Kept:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # one login of a session at a time
     token: Secret[str] | None = None
     ends: float = 0.0
+    failed: tuple[float, Unavailable] | None = None  # the last login that failed, and when
 
 
 class Tokens:
@@ -36,16 +39,26 @@ class Tokens:
         self._kept: OrderedDict[Key, _Kept] = OrderedDict()
 
     async def token(self, holder: Pass, unless: Secret[str] | None = None) -> Secret[str]:
-        """Returns a session's token that is not the one given. Raises what the pass and the login raise."""
+        """Returns a session's token that is not the one given. Raises what the pass and the login raise.
+
+        A login that fails has failed for all who waited for it: they do not log in one after the other.
+        """
         key = (holder.session_id, holder.epoch)
         kept = self._kept.setdefault(key, _Kept())
         self._kept.move_to_end(key)
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
+        asked = time.monotonic()
         async with kept.lock:
+            if kept.failed is not None and kept.failed[0] >= asked:
+                raise unwound(kept.failed[1])
             if kept.token is None or kept.token is unless or time.monotonic() >= kept.ends - SPARE_SECONDS:
                 kept.token = None
-                token, seconds = await self._mint(await holder.voucher())
+                try:
+                    token, seconds = await self._mint(await holder.voucher())
+                except Unavailable as problem:
+                    kept.failed = (time.monotonic(), unwound(problem))
+                    raise
                 kept.token, kept.ends = token, time.monotonic() + seconds
             return kept.token
 

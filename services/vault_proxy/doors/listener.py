@@ -1,0 +1,137 @@
+"""The door listener: where the sandbox service brings the connections of hands' doors, each after its ticket.
+
+    dialler                                  listener
+    TLS, certificate of the sandbox service  (anybody else's ends the connection)
+    ticket and "\n": 44 bytes                nothing; a ticket that is none ends the connection
+    the sandbox's own bytes                  the door's answer
+
+The sandbox service is not trusted with what a session may do: that is bound to the ticket, which `OpenDoor` gave for
+the session's own grant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+
+from services.kit.identity import URI_PREFIX
+from services.kit.logs import Log
+from services.vault_proxy.doors.tickets import CHARACTERS, Ticket, Tickets
+from services.vault_proxy.doors.visit import Door
+
+DIALLER = "sandbox"  # the only service that may connect
+PREFACE_SECONDS = 5.0  # for TLS, and again for the ticket
+VISIT_SECONDS = 4 * 60 * 60.0  # for one connection in all
+BUFFER_BYTES = 64 * 1024  # what a door may look ahead
+CLOSE_SECONDS = 2.0  # for a peer to take the last bytes
+
+_log = Log("services.vault_proxy.doors")
+
+
+class Listener:
+    """Lets connections in and hands them to their doors. `doors` are by name: `git`, `egress`."""
+
+    def __init__(self, doors: Mapping[str, Door], tickets: Tickets) -> None:
+        self._doors = doors
+        self._tickets = tickets
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._visits: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
+        self.address = ""  # where it listens, once it does
+
+    async def start(self, listen: str, tls_dir: Path) -> None:
+        """Listens at `host:port`; port 0 becomes any free one."""
+        host, _, port = listen.rpartition(":")
+        self._server = await asyncio.start_server(
+            self._connected,
+            host.strip("[]"),
+            int(port),
+            limit=BUFFER_BYTES,
+            ssl=_tls(tls_dir),
+            ssl_handshake_timeout=PREFACE_SECONDS,
+            ssl_shutdown_timeout=CLOSE_SECONDS,
+        )
+        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        _log.info("doors are open", listen=self.address)
+
+    def open(self, session_id: str) -> int:
+        """Returns how many connections a session has open."""
+        return len(self._visits.get(session_id, ()))
+
+    def end_session(self, session_id: str) -> None:
+        """Cuts a session's connections."""
+        for visit in tuple(self._visits.get(session_id, ())):
+            visit.cancel()
+
+    async def stop(self) -> None:
+        """Cuts all connections and listens no more."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._connections):
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(tuple(self._connections))
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            ticket = await self._admitted(reader, writer)
+            if ticket is not None:
+                await self._visited(ticket, task, reader, writer)
+                writer.close()
+        except ConnectionError:
+            pass  # one of the two has gone
+        except Exception:
+            _log.error("a door broke", exc_info=True)
+        finally:
+            self._connections.discard(task)
+            if not writer.is_closing():
+                writer.transport.abort()
+
+    async def _admitted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ticket | None:
+        if not _is_dialler(writer.get_extra_info("peercert")):
+            _log.warning("somebody else than the sandbox service came to the doors")
+            return None
+        try:
+            async with asyncio.timeout(PREFACE_SECONDS):
+                preface = await reader.readexactly(CHARACTERS + 1)
+        except (TimeoutError, asyncio.IncompleteReadError):
+            return None
+        if preface[-1:] != b"\n":
+            return None
+        return self._tickets.redeem(preface[:-1].decode("ascii", "replace"))
+
+    async def _visited(
+        self, ticket: Ticket, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        session_id = ticket.visit.access.session_id
+        self._visits[session_id].add(task)
+        try:
+            async with asyncio.timeout(VISIT_SECONDS):
+                await self._doors[ticket.door].serve(ticket.visit, reader, writer)
+        except TimeoutError:
+            _log.info("a visit took too long", session_id=session_id, door=ticket.door)
+        finally:
+            self._visits[session_id].discard(task)
+            if not self._visits[session_id]:
+                del self._visits[session_id]
+
+
+def _tls(tls_dir: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(tls_dir / "cert.pem", tls_dir / "key.pem")
+    context.load_verify_locations(tls_dir / "ca.pem")
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _is_dialler(certificate: Mapping[str, object] | None) -> bool:
+    """Says whether a peer's certificate, which was verified, is the sandbox service's."""
+    names = (certificate or {}).get("subjectAltName", ())
+    return isinstance(names, tuple) and ("URI", f"{URI_PREFIX.decode()}{DIALLER}") in names
