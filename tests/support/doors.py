@@ -90,10 +90,10 @@ class FakeVaultProxy(VaultProxyServiceServicer):
 @asynccontextmanager
 async def fake_vault_proxy(data: Path) -> AsyncIterator[tuple[FakeVaultProxy, Served]]:
     """Serves one. `data` has the certificates of the mesh."""
-    fake = FakeVaultProxy()
+    fake = FakeVaultProxy()  # type: ignore[abstract]
 
     def add(server: object) -> None:
-        add_VaultProxyServiceServicer_to_server(fake, server)  # type: ignore[no-untyped-call, arg-type]
+        add_VaultProxyServiceServicer_to_server(fake, server)  # type: ignore[arg-type]
 
     async with served(data, "vault_proxy", add, "handmesh.vault_proxy.v1.VaultProxyService") as it:
         tls = it.tls / "vault_proxy"
