@@ -72,7 +72,8 @@ async def test_an_account(world: World) -> None:
     connected = await world.connect()
     assert (await tried(world.proxy, connected)).valid
     assert (world.oauth.refreshed, world.oauth.complaints) == (1, [])
-    world.oauth.grants[0].ended = True
+    connected = await world.connect()
+    world.oauth.grants[-1].ended = True
     found = await tried(world.proxy, connected)
     assert (found.valid, found.reason) == (False, "CREDENTIAL_REVOKED")
     listed = await world.proxy.client.ListCredentials(pb.ListCredentialsRequest(vault_id=world.vault_id))
