@@ -34,6 +34,8 @@ _SESSION = {
     "OfferWork": HARNESS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
+    "VouchVault": CLIENT,
+    "RedeemVoucher": frozenset({"vault_proxy"}),
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": HANDS,
     "DownloadBlob": HANDS,
