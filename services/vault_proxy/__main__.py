@@ -13,6 +13,7 @@ from services.vault_proxy.settings import Settings
 ON_FIRST_USE = (
     "services.vault_proxy.mcp.connection",
     "services.vault_proxy.stores.hashicorp.login",
+    "services.vault_proxy.stores.hashicorp.reads",
     "services.vault_proxy.stores.memory",
 )
 

@@ -93,7 +93,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             purse.forget(session_id)
             reception.end_session(session_id)
 
-    grants = Grants(session, revoked)
+    grants = Grants(session, revoked, vouched=True)
     server = serving.Server(settings)
     add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, reception), server.grpc)
     async with asyncio.TaskGroup() as tasks:

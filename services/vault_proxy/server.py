@@ -131,7 +131,8 @@ class VaultProxy(VaultProxyServiceServicer):
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
         grant = shown(context.invocation_metadata())
         answer = await self._grants.check(grant)
-        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant)))
+        word = Secret(answer.vault_jwt) if answer.vault_jwt else None
+        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant), word))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
         return access
