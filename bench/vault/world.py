@@ -17,6 +17,7 @@ from handmesh.session.v1 import config_pb2, event_pb2, session_pb2
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
+from services.harness.adapters.vault_proxy import ONCE
 from services.kit.channels import connect
 from services.kit.grants import GRANT_KEY
 
@@ -80,7 +81,7 @@ async def start() -> AsyncIterator[World]:
         echo = await stack.enter_async_context(start_echo())
         files, ports = MeshFiles(stage.data_directory), stage.mesh.settings.ports
         session, vault_proxy = [
-            await stack.enter_async_context(connect(ports.mesh(service), files.tls / "harness"))
+            await stack.enter_async_context(connect(ports.mesh(service), files.tls / "harness", once=ONCE))
             for service in ("session", "vault_proxy")
         ]
         yield World(stage, echo, SessionServiceStub(session), VaultProxyServiceStub(vault_proxy))  # type: ignore[arg-type]
