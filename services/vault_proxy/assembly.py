@@ -27,6 +27,7 @@ from services.vault_proxy.doors.wires import Limits as DoorLimits
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
 from services.vault_proxy.renewal import Renewal
+from services.vault_proxy.replicas import Replicas
 from services.vault_proxy.server import NAME, VaultProxy
 from services.vault_proxy.settings import Settings
 from services.vault_proxy.tools import Tools
@@ -77,7 +78,8 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
 
     vaults = Vaults(store, now, changed)
     executions = Executions(settings.call_seconds)
-    tools = Tools(connections, executions, audit)
+    replicas = Replicas(settings.replicas, settings.tls_dir)
+    tools = Tools(connections, executions, audit, replicas)
     refusals = Refusals(Audit(session))
     egress = egress_door(settings, purse, audit, refusals)
     doors: dict[str, Door] = {"egress": egress}
@@ -113,4 +115,5 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             for task in behind:
                 task.cancel()
     await store.close()
+    await replicas.close()
     await channel.close()
