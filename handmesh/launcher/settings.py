@@ -179,6 +179,7 @@ def _sandbox(settings: MeshSettings, files: MeshFiles, ports: Ports) -> dict[str
     environment = {
         "HANDMESH_STATE_DIR": str(files.sandbox),
         "HANDMESH_SESSION_ADDRESS": ports.mesh("session"),
+        "HANDMESH_VAULT_PROXY_ADDRESS": ports.mesh("vault_proxy"),
     }
     if settings.environments_file is not None:
         environment["HANDMESH_ENVIRONMENTS_FILE"] = str(settings.environments_file.absolute())
@@ -192,4 +193,6 @@ def _vault_proxy(files: MeshFiles, ports: Ports) -> dict[str, str]:
         "HANDMESH_VAULT_APPROLE_FILE": str(approle_file(files.openbao)),
         "HANDMESH_VAULT_MOUNT": MOUNT,
         "HANDMESH_DOOR_LISTEN": f"{HOST}:{ports.vault_proxy_door}",
+        "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE": str(files.tls / "doors" / "ca.pem"),
+        "HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE": str(files.tls / "doors" / "key.pem"),
     }

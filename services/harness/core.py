@@ -1,7 +1,6 @@
-"""The facts that deciding needs: what a log says, without protobuf.
+"""The facts that deciding needs: what a log says, without protobuf. `adapters/codec.py` makes them from events.
 
-Every fact has the position of its event and the time at which the log took it. `services/harness/adapters/codec.py`
-makes facts from events and events from what a harness decides to emit.
+Every fact has the position of its event and the time at which the log took it.
 """
 
 from __future__ import annotations
@@ -242,6 +241,16 @@ class Rendered(Happened):
 
 
 @dataclass(frozen=True, slots=True)
+class DoorRefused(Happened):
+    """A hand asked for something through one of its doors, and may not have it. `reason` is an ErrorReason."""
+
+    door: str
+    target: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ended(Happened):
     """A turn ended, having dealt with everything up to `read`."""
 
@@ -287,4 +296,5 @@ Step = (
     | Ended
 )
 Around = Started | Configured | Message | Interrupt | Woke | Detached | Paused | SessionOver | Other | Unknown
-Fact = OfCall | Step | Around
+Said = Message | Replied | CallFinished | DoorRefused  # what a request to the model is made of
+Fact = OfCall | Step | Around | Said

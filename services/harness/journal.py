@@ -119,6 +119,10 @@ class Journal:
             self._previews = self.log.previews(self.epoch)
         return self._previews
 
+    async def watched(self) -> bool:
+        """Tells whether anybody is shown previews."""
+        return await self.log.watched(self.epoch)
+
     async def say(self, *events: Event) -> None:
         """Appends facts, whatever came in between. A result that came second is dropped: the first one counts."""
         await self._append(events, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -78,6 +78,9 @@ class SessionLog(Protocol):
 
     def previews(self, epoch: int) -> Previews:
         """Opens a way to show previews."""
+
+    async def watched(self, epoch: int) -> bool:
+        """Tells whether anybody is shown previews. No when that cannot be found out."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,12 @@ class Hands(Protocol):
     async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         """Runs a tool once, however often it is called with the id, and waits for its result."""
 
+    def follow(self, sandbox_id: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
+        """Yields what an execution says from an offset on, and the offset behind it, until it has ended.
+
+        Whoever stops following ends nothing.
+        """
+
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         """Kills an execution, or makes sure that it never starts."""
 
@@ -171,6 +180,9 @@ class Servers(Protocol):
 
     async def execute(self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool) -> ToolResult:
         """Runs a tool and waits. With `attach_only` it only waits for what runs or has run already."""
+
+    def follow(self, grant: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
+        """Yields what the server says of an execution's progress, as `Hands.follow` does."""
 
     async def cancel(self, grant: str, execution_id: str) -> None:
         """Asks the server to stop an execution, or makes sure that it never starts."""

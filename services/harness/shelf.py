@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from services.harness import blocks
 from services.harness.adapters import codec
 from services.harness.blocks import Block
-from services.harness.core import BlobRef, CallFinished, Message, Replied, ToolResult
+from services.harness.core import BlobRef, CallFinished, DoorRefused, Replied, Said, ToolResult
 from services.kit.errors import Full, Gone, Invalid, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -71,14 +71,11 @@ class Shelf:
         content = data.decode()
         return replace(reply, content=content, calls=codec.calls_of(content, reply.stop_reason))
 
-    async def opened(
-        self, facts: Iterable[Message | Replied | CallFinished], contents: Iterable[str] = ()
-    ) -> Mapping[str, list[Block]]:
+    async def opened(self, facts: Iterable[Said], contents: Iterable[str] = ()) -> Mapping[str, list[Block]]:
         """Fetches what facts and contents refer to: by blob, the blocks that take the reference's place."""
         found: dict[str, list[Block]] = {}
-        said = [fact for fact in facts if not isinstance(fact, Replied)]  # a reply was made whole when it was read
-        texts = [fact.content if isinstance(fact, Message) else fact.result.content for fact in said]
-        for content in (*texts, *contents):
+        said = [content_of(fact) for fact in facts if not isinstance(fact, Replied)]  # those were made whole when read
+        for content in (*said, *contents):
             for block in blocks.references(content):
                 name = str(block.get("blob_id"))
                 if name not in found:
@@ -148,6 +145,16 @@ class Shelf:
         self._remembered[name] = data
         while sum(map(len, self._remembered.values())) > REMEMBERED_BYTES:
             self._remembered.popitem(last=False)
+
+
+def content_of(fact: Said) -> str:
+    """Returns the content blocks of something that was said, as JSON text; empty when it has none."""
+    match fact:
+        case CallFinished(result=result):
+            return result.content
+        case DoorRefused():
+            return ""
+    return fact.content
 
 
 def _where(ref: BlobRef | None) -> str:

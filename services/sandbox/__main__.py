@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import grpc
+
 from handmesh.sandbox.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.kit import channels
@@ -12,9 +14,11 @@ from services.kit.grants import Grants
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.sandbox import backends, environments
+from services.sandbox.doorman import Doorman
 from services.sandbox.hand import HandSettings
 from services.sandbox.leave import Leave
 from services.sandbox.mounts import Mounts
+from services.sandbox.passes import Passes
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
 from services.sandbox.resources import Resources
@@ -26,6 +30,7 @@ from services.sandbox.server import SandboxServicer
 from services.sandbox.session_client import SessionClient
 from services.sandbox.session_service import SessionService
 from services.sandbox.settings import Settings
+from services.sandbox.vault_proxy import VaultProxyClient
 
 TIDY_SECONDS = 30.0
 
@@ -49,9 +54,13 @@ async def run(settings: Settings) -> None:
     channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
-    sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds))
-    grants = Grants(SessionServiceStub(channel), lambda _session_id, _below_epoch: None) if channel else None
-    leave = Leave(hands, SessionService(channel) if channel is not None else None, grants)
+    passes = Passes()
+    vault_channel, vault = _vault(settings)
+    sandboxes = Sandboxes(
+        hands, known, pools, resources, planting=Planting(seeds), doorman=Doorman(known, vault, passes)
+    )
+    grants = Grants(SessionServiceStub(channel), passes.void) if channel else None
+    leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
     server = Server(settings)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave), server.grpc)
@@ -67,8 +76,16 @@ async def run(settings: Settings) -> None:
         await asyncio.gather(server.stop(), pools.drain())
         await sandboxes.close()
         await hands.close()
-        if channel is not None:
-            await channel.close()
+        for each in (channel, vault_channel):
+            if each is not None:
+                await each.close()
+
+
+def _vault(settings: Settings) -> tuple[grpc.aio.Channel | None, VaultProxyClient | None]:
+    if settings.vault_proxy_address is None:
+        return None, None
+    channel = channels.connect(settings.vault_proxy_address, settings.tls_dir)
+    return channel, VaultProxyClient(channel, settings.tls_dir)
 
 
 async def _tidy(sandboxes: Sandboxes) -> None:

@@ -6,7 +6,7 @@ default = "build"                    # what a session gets that names no environ
 backend = "docker"                   # a folder under hands/
 description = "Python and git"
 image = "handmesh/base:latest"       # docker; also: runtime, packages, setup. bubblewrap: rootfs
-network = "none"                     # the name of a policy; there is no other yet
+network = "none"                     # what tools may reach; or [network], below
 size = "medium"                      # a preset of limits: small, medium, large; [limits] refines it
 tools = ["bash", "read"]             # all when not given
 pool = 4                             # free sandboxes to keep ready; 0 when not given
@@ -17,6 +17,11 @@ LANG = "C.UTF-8"
 [environments.build.limits]
 memory_mib = 2048                    # also: cpus, processes, disk_mib, open_files, seconds,
                                      # output_text_kib, output_file_mib, output_total_mib
+
+[environments.build.network]         # through the vault proxy; see docs/hands.md
+allow = ["api.example.com", "*.example.org", "example.net:8443"]   # ports 80 and 443 when none is said
+allow_package_managers = true        # the hosts that pip, npm, cargo, go and the like fetch from
+allow_mcp_servers = true             # the hosts of the session's MCP servers
 """
 
 from __future__ import annotations
@@ -29,6 +34,8 @@ from pathlib import Path
 from typing import Any
 
 from services.kit.errors import Invalid
+from services.sandbox import networks
+from services.sandbox.checker import Checker
 from services.sandbox.hand import NO_NETWORK, Limits, Recipe
 from services.sandbox.tools import NAMES
 
@@ -109,7 +116,7 @@ def parse(text: str, file: str, backends: Mapping[str, frozenset[str]]) -> Envir
         top = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise EnvironmentsError(f"{file}: is no TOML: {error}") from None
-    check = _Checker(file)
+    check = Checker(file)
     check.known(top, "", ("default", "environments"))
     recipes = dict(BUILT_IN.recipes)
     for name, table in check.table(top, "environments").items():
@@ -129,7 +136,7 @@ def parse(text: str, file: str, backends: Mapping[str, frozenset[str]]) -> Envir
 
 
 def _recipe(
-    check: _Checker, name: str, key: str, table: dict[str, Any], backends: Mapping[str, frozenset[str]]
+    check: Checker, name: str, key: str, table: dict[str, Any], backends: Mapping[str, frozenset[str]]
 ) -> Recipe:
     backend = check.one_of(table, key, "backend", tuple(sorted(backends)), "")
     texts, lists = ("description", "image", "rootfs", "runtime"), ("packages", "setup", "tools")
@@ -147,9 +154,6 @@ def _recipe(
     for variable, value in env.items():
         if not _VARIABLE.fullmatch(variable) or not isinstance(value, str) or "\0" in value:
             check.wrong(f"{key}.env.{variable}", value, "a variable's name and a text")
-    network = check.text(table, key, "network", NO_NETWORK)
-    if network != NO_NETWORK:
-        check.wrong(f"{key}.network", network, f"{NO_NETWORK}: no other policy can be enforced yet")
     size = check.one_of(table, key, "size", tuple(SIZES), _DEFAULT_SIZE)
     pool = table.get("pool", 0)
     if not isinstance(pool, int) or isinstance(pool, bool) or not 0 <= pool <= MAX_POOL:
@@ -161,7 +165,7 @@ def _recipe(
         **values,
         packages=check.texts(table, key, "packages", "names of packages", _PACKAGE.fullmatch),
         setup=check.texts(table, key, "setup", "commands", lambda text: text.strip() and "\0" not in text),
-        network=network,
+        network=networks.network(check, f"{key}.network", table.get("network", NO_NETWORK)),
         tools=check.texts(table, key, "tools", ", ".join(NAMES), NAMES.__contains__, distinct=True),
         env=env,
         limits=_limits(check, key, check.table(table, "limits", key), SIZES.get(size, Limits())),
@@ -169,7 +173,7 @@ def _recipe(
     )
 
 
-def _limits(check: _Checker, key: str, table: dict[str, Any], preset: Limits) -> Limits:
+def _limits(check: Checker, key: str, table: dict[str, Any], preset: Limits) -> Limits:
     given: dict[str, Any] = {}
     check.known(table, f"{key}.limits", tuple(_LIMITS))
     for name, (field, parse, expected) in _LIMITS.items():
@@ -207,58 +211,3 @@ _LIMITS: dict[str, tuple[str, Callable[[Any], int | float], str]] = {
     "output_file_mib": ("output_file_bytes", _whole(1 << 20), "a whole number from 1 up"),
     "output_total_mib": ("output_total_bytes", _whole(1 << 20), "a whole number from 1 up"),
 }
-
-
-class _Checker:
-    """Collects what is wrong with a file."""
-
-    def __init__(self, file: str) -> None:
-        self.problems: list[str] = []
-        self.file = file
-
-    def wrong(self, key: str, value: object, expected: str) -> None:
-        self.problems.append(f"{self.file}: {key} is {value!r}, expected {expected}")
-
-    def known(self, table: dict[str, Any], key: str, names: tuple[str, ...]) -> None:
-        for name in table:
-            if name not in names:
-                self.problems.append(
-                    f"{self.file}: {key + '.' if key else ''}{name} is unknown, expected one of {', '.join(names)}"
-                )
-
-    def table(self, table: dict[str, Any], name: str, key: str = "") -> dict[str, Any]:
-        value = table.get(name, {})
-        if isinstance(value, dict):
-            return value
-        self.wrong(f"{key + '.' if key else ''}{name}", value, "a table")
-        return {}
-
-    def text(self, table: dict[str, Any], key: str, name: str, default: str) -> str:
-        value = table.get(name, default)
-        if isinstance(value, str):
-            return value
-        self.wrong(f"{key + '.' if key else ''}{name}", value, "a text")
-        return default
-
-    def one_of(self, table: dict[str, Any], key: str, name: str, names: tuple[str, ...], default: str) -> str:
-        value = self.text(table, key, name, default)
-        if value not in names:
-            self.wrong(f"{key}.{name}", value, "one of " + ", ".join(names))
-        return value
-
-    def texts(
-        self,
-        table: dict[str, Any],
-        key: str,
-        name: str,
-        expected: str,
-        fits: Callable[[str], object],
-        distinct: bool = False,
-    ) -> tuple[str, ...]:
-        value = table.get(name, [])
-        texts = value if isinstance(value, list) else [value]
-        good = all(isinstance(text, str) and fits(text) for text in texts) and isinstance(value, list)
-        if good and not (distinct and len(set(texts)) != len(texts)):
-            return tuple(texts)
-        self.wrong(f"{key}.{name}", value, f"a list of {expected}")
-        return ()

@@ -8,6 +8,7 @@ backend reads this and nothing else.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -38,6 +39,18 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Network:
+    """What tools may reach through the egress door. Nothing when all is unset: then there is no such door."""
+
+    allow: tuple[str, ...] = ()  # names and `*.name`, each with `:port` or without, which means 80 and 443
+    allow_package_managers: bool = False
+    allow_mcp_servers: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.allow) or self.allow_package_managers or self.allow_mcp_servers
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How to make a sandbox, as the operator configured it under a name."""
 
@@ -49,7 +62,7 @@ class Recipe:
     runtime: str = ""  # of a backend that has several
     packages: tuple[str, ...] = ()  # of the image's distribution; installed once, before any sandbox is made
     setup: tuple[str, ...] = ()  # commands of bash, likewise, after the packages
-    network: str = NO_NETWORK  # the name of a policy
+    network: Network = Network()
     env: Mapping[str, str] = field(default_factory=dict)
     tools: tuple[str, ...] = ()  # names; empty means all
     limits: Limits = Limits()
@@ -185,6 +198,33 @@ class ExecutionInfo:
 
 
 @dataclass(frozen=True)
+class Doors:
+    """The doors of a sandbox that are open: the loopback port of each, by name, and where `Trust` is written."""
+
+    ports: Mapping[str, int]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Authorities for tools to trust, as PEM. `system` are taken where the sandbox has none of its own."""
+
+    system: str
+    own: str = ""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A tool's connection to a door, outside the sandbox. What the tool says can be read, what it shall read written.
+
+    When one side has said all, the other can go on: `write_eof` and the end of `reader` mean that and no more.
+    """
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+
+@dataclass(frozen=True)
 class HandSettings:
     """What a backend is told when it is made. `state_dir` is its own."""
 
@@ -276,6 +316,30 @@ class Hand(Protocol):
 
         The directory itself is never written to, whatever the tools do; it must stay as it is while the sandbox lives.
         Idempotent. Raises Invalid (`RESOURCE_INVALID`) when something else is at the path.
+        """
+        ...
+
+    async def open_doors(self, sandbox_id: str, names: Sequence[str]) -> Doors:
+        """Opens doors, `git` and `egress` or one of them, and returns those that are open. Idempotent.
+
+        An open door is a port of the sandbox's own loopback; it stays open while the sandbox lives. Nothing else of
+        the sandbox is reached by it. Raises Refused (`ISOLATION_UNAVAILABLE`) where a sandbox has no network of its
+        own, unless no name is given.
+        """
+        ...
+
+    async def outfit(self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None) -> None:
+        """Gives tools that start from now on more variables, and writes authorities into the folder of `Doors`.
+
+        As `ca.pem` (all), `own.pem` and `ca.jks` (all, as Java reads them).
+        """
+        ...
+
+    async def visit(self, sandbox_id: str, door: str) -> Visit:
+        """Waits for a tool that connects to an open door. Each is given to one caller, in the order in which they came.
+
+        Without a caller a tool waits for 20 s and is then told 503. Beyond 64 connections at once tools wait to be let
+        in. The caller closes the writer. Raises Invalid (`ARGUMENT_INVALID`) for a door that is not open.
         """
         ...
 

@@ -15,6 +15,7 @@ from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox.backends import Backends
 from services.sandbox.hand import Labels, SandboxInfo
+from services.sandbox.passes import Passes
 from services.sandbox.session import Session
 
 MOST_TENANTS = 10_000  # remembered: a session's never changes
@@ -24,10 +25,18 @@ HARNESS = "harness"
 class Leave:
     """Asks the session service. `acts` are calls that change something or let something run."""
 
-    def __init__(self, backends: Backends, session: Session | None = None, grants: Grants | None = None) -> None:
+    def __init__(
+        self,
+        backends: Backends,
+        session: Session | None = None,
+        grants: Grants | None = None,
+        passes: Passes | None = None,
+    ) -> None:
+        """Notes the grants that are shown and valid."""
         self._backends = backends
         self._session = session
         self._grants = grants
+        self._passes = passes or Passes()
         self._tenants: OrderedDict[str, str] = OrderedDict()
 
     async def to_look(self, sandbox_id: str) -> None:
@@ -104,8 +113,10 @@ class Leave:
     async def _check_grant(self, context: Context, session_id: str, epoch: int) -> None:
         if self._grants is None or not session_id or caller().kind != HARNESS:
             return
-        granted = await self._grants.check(shown(context.invocation_metadata()))
+        grant = shown(context.invocation_metadata())
+        granted = await self._grants.check(grant)
         if granted.session_id != session_id:
             raise Unauthenticated("GRANT_INVALID", "the grant is another session's")
         if granted.epoch != epoch:
             raise Conflict("EPOCH_STALE", "a newer harness owns the session", epoch=granted.epoch)
+        self._passes.note(session_id, granted.epoch, grant)

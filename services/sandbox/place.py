@@ -16,6 +16,7 @@ class Place(Protocol):
     """Where a runner runs: what a backend has to supply. It keeps no state but what `boot` returns."""
 
     name: str
+    own_network: bool  # whether a sandbox's loopback is its own, so that doors can lead out of it
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""

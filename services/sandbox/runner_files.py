@@ -190,7 +190,15 @@ class _Transfer:
 async def _connected(
     socket: Path, until: float, buffer_bytes: int
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter], None]:
-    """Connects through the folder's descriptor: a socket's path may have 107 bytes only.
+    reader, writer = await connect(socket, until, buffer_bytes)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def connect(socket: Path, until: float, buffer_bytes: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects through the folder's descriptor: a socket's path may have 107 bytes only. Raises Unreachable.
 
     No line may be longer than `buffer_bytes`; twice as many are held of an answer that nobody reads.
     """
@@ -199,15 +207,11 @@ async def _connected(
         try:
             async with asyncio.timeout_at(until):
                 name = f"/proc/self/fd/{folder}/{socket.name}"
-                reader, writer = await asyncio.open_unix_connection(name, limit=buffer_bytes)
+                return await asyncio.open_unix_connection(name, limit=buffer_bytes)
         finally:
             os.close(folder)
     except (OSError, TimeoutError) as error:
         raise Unreachable(type(error).__name__) from None
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
 
 
 def _local(path: str) -> str:

@@ -33,6 +33,7 @@ from services.sandbox.hand import (
 from services.sandbox.place import SOCKET, Place
 from services.sandbox.records import Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
+from services.sandbox.runner_doors import RunnerDoors
 from services.sandbox.runner_files import RunnerFiles
 from services.sandbox.tools import NAMES
 
@@ -45,7 +46,7 @@ _DEATH_LOOKS, _DEATH_SECONDS = 20, 0.05
 _log = Log("services.sandbox.runner_hand")
 
 
-class RunnerHand(RunnerFiles):
+class RunnerHand(RunnerFiles, RunnerDoors):
     """A `Hand` (see there) over a place and the folder of its records."""
 
     def __init__(self, place: Place, records: Records) -> None:
@@ -60,11 +61,12 @@ class RunnerHand(RunnerFiles):
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
+        self._check_network(recipe.network)
         return await self._place.check(recipe)
 
     async def prepare(self, recipe: Recipe) -> None:
         """See `Hand.prepare`."""
-        await self._place.check(recipe)
+        await self.check(recipe)
         await self._place.prepare(recipe)
 
     async def provision(self, recipe: Recipe, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
@@ -135,7 +137,7 @@ class RunnerHand(RunnerFiles):
             self._unfinished.discard(record.sandbox_id)
 
     async def _make(self, recipe: Recipe, labels: Labels, files: Sequence[Content]) -> SandboxInfo:
-        unenforced = await self._place.check(recipe)
+        unenforced = await self.check(recipe)
         await self._place.prepare(recipe)
         info = SandboxInfo(labels, self._place.name, recipe.tools or NAMES, recipe.limits.seconds)
         record = self._records.create(info)

@@ -18,6 +18,7 @@ from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox import core
 from services.sandbox.backends import Backends
+from services.sandbox.doorman import Doorman
 from services.sandbox.environments import Environments
 from services.sandbox.hand import (
     WORKSPACE,
@@ -31,6 +32,7 @@ from services.sandbox.hand import (
     SandboxInfo,
 )
 from services.sandbox.mounts import Mounts
+from services.sandbox.networks import described
 from services.sandbox.pool import Pools
 from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.runner import config
@@ -97,9 +99,11 @@ class Sandboxes:
         resources: Resources | None = None,
         *,
         planting: Planting,
+        doorman: Doorman | None = None,
     ) -> None:
         """Holds nothing that the hands do not carry themselves, but what it has seen of epochs."""
         self._planting = planting
+        self._doorman = doorman or Doorman(environments)
         self._backends = backends
         self._environments = environments
         self._pools = pools or Pools(backends, environments)  # which gives nothing away unless somebody runs it
@@ -128,8 +132,9 @@ class Sandboxes:
             if info is None:
                 info = await backend.provision(recipe, labels, load.contents)
             self._backends.remember(backend, info)
+            await self._provide(backend, info, load)
             if preparing is not None:
-                await self._plant(backend, info.labels.sandbox_id, load.repositories, preparing)
+                await self._plant(backend, info, load.repositories, preparing)
             await self._mount(backend, info, load)
         finally:
             if preparing is not None:
@@ -137,6 +142,15 @@ class Sandboxes:
                 await asyncio.gather(preparing, return_exceptions=True)
         failpoints.hit("sandbox.sandbox_made")
         return info
+
+    async def _provide(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
+        """Gives a sandbox its doors. One that did not get them is not kept for nobody to find, as with mounts."""
+        try:
+            await self._doorman.provide(hand, info, bool(load.repositories))
+        except BaseException:
+            if not info.labels.request_id:
+                await asyncio.shield(self.release(info.labels.sandbox_id))
+            raise
 
     async def _mount(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
         """Mounts memory stores. A sandbox that did not get them is not kept for nobody to find."""
@@ -148,15 +162,16 @@ class Sandboxes:
             raise
 
     async def _plant(
-        self, hand: Hand, sandbox_id: str, repositories: Sequence[Repository], preparing: asyncio.Task[None]
+        self, hand: Hand, info: SandboxInfo, repositories: Sequence[Repository], preparing: asyncio.Task[None]
     ) -> None:
         """Puts repositories into a sandbox that was just made, or that an earlier call of the same request has made."""
+        sandbox_id, gate = info.labels.sandbox_id, self._doorman.gate(info)
         new = sandbox_id not in self._planting.planted()  # then nobody was told of it yet
         try:
             await asyncio.wait([preparing])
-            if new:
+            if new and gate is None:
                 preparing.result()
-            await self._planting.plant(hand, sandbox_id, repositories)
+            await self._planting.plant(hand, sandbox_id, repositories, gate)
         except BaseException:
             if new:
                 await asyncio.shield(self.release(sandbox_id))
@@ -173,6 +188,7 @@ class Sandboxes:
         id = call.execution_id or mint("exec")
         order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
+        await self._doorman.keep(hand, info, lambda: call.sandbox_id in self._planting.planted())
         try:
             failpoints.hit("sandbox.execution_asked")
             result = await self._resources.synced(hand, call.sandbox_id, await hand.run(call.sandbox_id, order))
@@ -237,7 +253,9 @@ class Sandboxes:
         self._planting.check(load.repositories)
         self._epochs.admit(info.labels.session_id, epoch)
         await hand.put(sandbox_id, load.contents)
-        await self._planting.plant(hand, sandbox_id, load.repositories)
+        if load.repositories:
+            await self._doorman.provide(hand, info, True)
+            await self._planting.plant(hand, sandbox_id, load.repositories, self._doorman.gate(info))
         await self._resources.mount(hand, sandbox_id, load)
 
     async def checkpoint(self, sandbox_id: str, epoch: int, tenant: str | None = None) -> str:
@@ -270,6 +288,7 @@ class Sandboxes:
         if self._resources.has_mounts(sandbox_id):
             with contextlib.suppress(Gone):
                 await self._resources.release((await self._backends.find(sandbox_id))[0], sandbox_id)
+        await self._doorman.forget(sandbox_id)
         for hand in self._backends.with_state():
             await hand.release(sandbox_id)
         self._planting.forget(sandbox_id)
@@ -280,12 +299,12 @@ class Sandboxes:
         """Lists a sandbox's tools."""
         _, info = await self._backends.find(sandbox_id)
         recipe = self._environments.recipes.get(info.labels.environment)
-        return Toolbox(info.labels.environment, recipe.description if recipe else "", offered(info.tools))
+        return Toolbox(info.labels.environment, described(recipe) if recipe else "", offered(info.tools))
 
     def tools_by_environment(self, environment: str) -> Toolbox:
         """Lists the tools that an environment's sandboxes will have."""
         recipe = self._environments.recipe(environment)
-        return Toolbox(recipe.name, recipe.description, offered(recipe.tools))
+        return Toolbox(recipe.name, described(recipe), offered(recipe.tools))
 
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
@@ -315,17 +334,19 @@ class Sandboxes:
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
-        planted = self._planting.planted()
+        planted, living = self._planting.planted(), set[str]()
         for hand in self._backends.with_state():
             try:
                 await hand.tidy()
-                planted -= {info.labels.sandbox_id for info in await hand.list()}
+                living |= {info.labels.sandbox_id for info in await hand.list()}
             except ServiceError as error:
                 _log.warning("not tidied", reason=error.reason, message=error.message)
-                planted = set()  # it cannot be told which of them are gone
+                living |= planted  # it cannot be told which of them are gone
         await self._backends.prune()
-        await self._planting.tidy(planted)
+        await self._planting.tidy(planted - living)
+        await self._doorman.tidy(living)
 
     async def close(self) -> None:
-        """Waits for the cancels that are under way."""
+        """Waits for the cancels that are under way, and lets go of doors."""
         await asyncio.gather(*self._killing)
+        await self._doorman.close()

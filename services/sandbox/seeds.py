@@ -6,12 +6,15 @@
     <root>/pins/<sandbox>.json             which sandbox shows which tree
     <root>/new-*, old-*                    being made, being removed
 
-Only what is whole gets its name, by a rename. Nothing in here is private: git fetches without any credential.
+Only what is whole gets its name, by a rename. What answers git without any credential is for everybody. What does
+not is fetched through the git door of a session that wants it, and kept apart: a session gets it only after the remote
+has answered through its own door.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -20,21 +23,24 @@ import tempfile
 import time
 import weakref
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from services.kit.errors import Full
+from services.kit.errors import Full, Unavailable
 from services.kit.logs import Log
 from services.kit.origin import UrlRefused
 from services.sandbox import seeds_rules as rules
+from services.sandbox import seeds_trees
+from services.sandbox.doors_core import door_path
+from services.sandbox.doors_gate import Gate
 from services.sandbox.seeds_git import Git, TooLarge, Watched, disk, unreachable
 from services.sandbox.seeds_pins import Pin, Pins
 from services.sandbox.seeds_rules import Kept, Remote, Repository, Sources, Target
 
 MAX_FILES = 200_000  # of a checkout
 MAX_ANSWERS = 10_000  # remembered of remotes
+CLOSED_SECONDS = 600.0  # for so long a remote that did not answer in public is asked through a door first
 _REFS = ("+refs/heads/*:refs/heads/*", "+refs/tags/*:refs/tags/*")
-_AGE_SECONDS = 5.0  # how old the files of a new seed look: older than its index, or git would read each again
 _log = Log("services.sandbox.seeds")
 
 
@@ -69,6 +75,7 @@ class Seeds:
         self._settings = settings
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._answers: OrderedDict[tuple[str, str], tuple[Target, float]] = OrderedDict()
+        self._closed: OrderedDict[str, float] = OrderedDict()  # remotes -> when they did not answer in public
         self._making: set[Path] = set()
 
     def known(self, key: str) -> Path:
@@ -80,40 +87,64 @@ class Seeds:
         """Reads a repository's URL. Raises Invalid (`RESOURCE_INVALID`) for what is never fetched."""
         return rules.check_repository(repository, self._settings.sources)
 
-    async def seed(self, repository: Repository, sandbox_id: str = "") -> Seed:
+    async def seed(self, repository: Repository, sandbox_id: str = "", gate: Gate | None = None) -> Seed:
         """Returns the seed of a repository as it is now, and pins it for a sandbox if there is one.
 
-        Raises Invalid (`RESOURCE_INVALID`) for what cannot be fetched or is too large, Unavailable
-        (`BACKEND_UNAVAILABLE`) when the remote does not answer, Full (`FULL`) when sandboxes show all that there is
-        room for.
+        `gate` is the way through the session's git door, for what is not public. Raises Invalid (`RESOURCE_INVALID`)
+        for what cannot be fetched or is too large, Unavailable (`BACKEND_UNAVAILABLE`) when the remote does not answer,
+        Full (`FULL`) when sandboxes show all that there is room for.
         """
         remote = self.check(repository)
-        folder = self._root / hashlib.sha256(remote.url.encode()).hexdigest()[:32]
         try:
-            async with self._locks.setdefault(folder.name, asyncio.Lock()):
-                target = await self._target(remote, repository)
-                key = f"{folder.name}/{_tree_name(target)}"
-                if not self._take(key, repository, sandbox_id):
-                    await self._make(remote, repository, folder, target)
-                    await self._evict()
-                    if not self._take(key, repository, sandbox_id):
-                        raise Full("FULL", "sandboxes show all repositories that there is room for", retry_after=30.0)
-                return Seed(key, self.known(key), target)
+            if gate is None or remote.origin is None:
+                return await self._in_public(remote, repository, sandbox_id)
+            if time.monotonic() - self._closed.get(remote.url, -CLOSED_SECONDS) >= CLOSED_SECONDS:
+                with contextlib.suppress(Unavailable, UrlRefused):
+                    return await self._in_public(remote, repository, sandbox_id)
+            async with gate() as address:
+                through = replace(remote, through=address + door_path(remote.url))
+                return await self._seed(through, repository, sandbox_id)
         except UrlRefused as why:
             raise rules.refused(repository, f"url: {why}") from None
         except TooLarge:
             most = f"{self._settings.repository_bytes >> 20} MiB or {MAX_FILES} files"
             raise rules.refused(repository, f"it is larger than {most}") from None
 
+    async def _in_public(self, remote: Remote, repository: Repository, sandbox_id: str) -> Seed:
+        try:
+            return await self._seed(remote, repository, sandbox_id)
+        except (Unavailable, UrlRefused):
+            self._closed[remote.url] = time.monotonic()
+            self._closed.move_to_end(remote.url)
+            if len(self._closed) > MAX_ANSWERS:
+                self._closed.popitem(last=False)
+            raise
+
+    async def _seed(self, remote: Remote, repository: Repository, sandbox_id: str) -> Seed:
+        folder = self._root / hashlib.sha256(remote.key.encode()).hexdigest()[:32]
+        async with self._locks.setdefault(folder.name, asyncio.Lock()):
+            target = await self._target(remote, repository)
+            key = f"{folder.name}/{_tree_name(target)}"
+            if not self._take(key, repository, sandbox_id):
+                await self._make(remote, repository, folder, target)
+                await self._evict()
+                if not self._take(key, repository, sandbox_id):
+                    raise Full("FULL", "sandboxes show all repositories that there is room for", retry_after=30.0)
+            return Seed(key, self.known(key), target)
+
     async def _target(self, remote: Remote, repository: Repository) -> Target:
-        """Asks the remote what the ref stands for, unless it has said so just now."""
+        """Asks the remote what the ref stands for, unless it has said so just now; through a door always."""
+        asked = (remote.url, repository.ref)
+        if not remote.through:
+            if rules.is_commit(repository.ref):
+                return Target(repository.ref)
+            known, at = self._answers.get(asked, (None, 0.0))
+            if known is not None and time.monotonic() - at < self._settings.fresh_seconds:
+                return known
+        names = ["HEAD"] if rules.is_commit(repository.ref) else rules.patterns(repository.ref)
+        said = await self._git.ask(remote, "ls-remote", "--symref", "--", remote.asked, *names)
         if rules.is_commit(repository.ref):
             return Target(repository.ref)
-        asked = (remote.url, repository.ref)
-        known, at = self._answers.get(asked, (None, 0.0))
-        if known is not None and time.monotonic() - at < self._settings.fresh_seconds:
-            return known
-        said = await self._git.ask(remote, "ls-remote", "--symref", "--", remote.url, *rules.patterns(repository.ref))
         target = rules.target(said.decode("utf-8", "replace"), repository.ref)
         if target is None:
             what = (
@@ -122,10 +153,11 @@ class Seeds:
                 else "it is empty"
             )
             raise rules.refused(repository, what)
-        self._answers[asked] = (target, time.monotonic())
-        self._answers.move_to_end(asked)
-        if len(self._answers) > MAX_ANSWERS:
-            self._answers.popitem(last=False)
+        if not remote.through:
+            self._answers[asked] = (target, time.monotonic())
+            self._answers.move_to_end(asked)
+            if len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
         return target
 
     def _take(self, key: str, repository: Repository, sandbox_id: str) -> bool:
@@ -146,7 +178,7 @@ class Seeds:
         try:
             mirror = await self._mirror(remote, repository, folder, target, new)
             await self._check_out(remote, mirror, target, new / "tree")
-            await asyncio.to_thread(_keep, new / "tree", folder / "trees" / _tree_name(target))
+            await asyncio.to_thread(seeds_trees.keep, new / "tree", folder / "trees" / _tree_name(target))
         finally:
             await asyncio.to_thread(shutil.rmtree, new, True)
             self._making.discard(new)
@@ -177,7 +209,7 @@ class Seeds:
         if kept:
             await self._git.local(mirror, "gc", "--auto", "--quiet", seconds=seconds)
             return mirror
-        return await asyncio.to_thread(_keep_mirror, mirror, folder)
+        return await asyncio.to_thread(seeds_trees.keep_mirror, mirror, folder)
 
     async def _check_out(self, remote: Remote, mirror: Path, target: Target, tree: Path) -> None:
         limits = self._settings
@@ -196,7 +228,7 @@ class Seeds:
             await git("checkout", "--quiet", "-B", target.branch, "--track", f"origin/{target.branch}")
         else:
             await git("checkout", "--quiet", "--detach", target.commit)
-        await asyncio.to_thread(_age, tree)
+        await asyncio.to_thread(seeds_trees.age, tree)
         await git("update-index", "-q", "--refresh")
 
     async def _evict(self) -> None:
@@ -242,31 +274,3 @@ class Seeds:
 def _tree_name(target: Target) -> str:
     branch = hashlib.sha256(target.branch.encode()).hexdigest()[:12]
     return f"{target.commit}-{branch}" if target.branch else target.commit
-
-
-def _keep_mirror(new: Path, folder: Path) -> Path:
-    """Gives a mirror that has been fetched its name."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return new.rename(folder / "mirror.git")
-
-
-def _keep(new: Path, tree: Path) -> None:
-    """Gives a whole checkout its name."""
-    tree.parent.mkdir(mode=0o700, exist_ok=True)
-    shutil.rmtree(tree, ignore_errors=True)  # one without its .json: it was being removed
-    size = disk(new) - disk(new / ".git" / "objects")
-    new.rename(tree)
-    whole = tree.with_name(tree.name + ".json")
-    part = whole.with_suffix(".part")
-    part.write_text(json.dumps({"size": size}))
-    part.replace(whole)
-
-
-def _age(tree: Path) -> None:
-    """Makes every file older than the index that is written next."""
-    moment = int(time.time() - _AGE_SECONDS)
-    for parent, folders, names in os.walk(tree):
-        if ".git" in folders and parent == str(tree):
-            folders.remove(".git")
-        for name in names:
-            os.utime(Path(parent, name), (moment, moment), follow_symlinks=False)

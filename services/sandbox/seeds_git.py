@@ -91,7 +91,7 @@ class Git:
             "--no-auto-gc",
             "--no-write-fetch-head",
         ]
-        command = [*fetch, "--", remote.url, *refs]
+        command = [*fetch, "--", remote.asked, *refs]
         code, _ = await self._run(remote, await self._addresses(remote), command, seconds, into)
         return code == 0
 
@@ -114,7 +114,7 @@ class Git:
             raise TooLarge
 
     async def _addresses(self, remote: Remote) -> Sequence[str]:
-        if remote.origin is None:
+        if remote.origin is None or remote.through:
             return ()
         try:
             async with asyncio.timeout(RESOLVE_SECONDS):
@@ -166,7 +166,7 @@ def unreachable() -> Unavailable:
     return Unavailable(
         "BACKEND_UNAVAILABLE",
         "the git remote does not answer as a public repository: it cannot be reached, is not there, is private, or "
-        "redirects",
+        "redirects; for a private one its session needs a credential of the kind git in one of its vaults",
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from services.kit.errors import Invalid
 from services.sandbox import seeds_rules as rules
+from services.sandbox.doors_gate import Gate
 from services.sandbox.hand import Hand
 from services.sandbox.seeds import Seeds
 from services.sandbox.seeds_rules import Repository
@@ -30,23 +31,27 @@ class Planting:
         """Makes the seeds, while the sandbox is being made. Raises as `Seeds.seed`."""
         await asyncio.gather(*(self._seeds.seed(repository) for repository in repositories))
 
-    async def plant(self, hand: Hand, sandbox_id: str, repositories: Sequence[Repository]) -> None:
+    async def plant(
+        self, hand: Hand, sandbox_id: str, repositories: Sequence[Repository], gate: Gate | None = None
+    ) -> None:
         """Puts repositories into a sandbox. Idempotent by path, also when the branch has moved meanwhile.
+
+        `gate` leads to those that are not public.
 
         Raises as `Seeds.seed` and `Hand.plant`, and Invalid (`RESOURCE_INVALID`) for a path with another repository.
         """
         async with self._locks.setdefault(sandbox_id, asyncio.Lock()):  # two for one path would see each other's half
             for repository in repositories:
-                await self._plant(hand, sandbox_id, repository)
+                await self._plant(hand, sandbox_id, repository, gate)
 
-    async def _plant(self, hand: Hand, sandbox_id: str, repository: Repository) -> None:
+    async def _plant(self, hand: Hand, sandbox_id: str, repository: Repository, gate: Gate | None) -> None:
         pins, pin = self._seeds.pins, self._seeds.pins.get(sandbox_id, repository.path)
         if pin is not None:
             if (pin.url, pin.ref) != (repository.url, repository.ref):
                 raise rules.refused(repository, "another repository is there")
             tree = self._seeds.known(pin.key)
         else:
-            tree = (await self._seeds.seed(repository, sandbox_id)).tree
+            tree = (await self._seeds.seed(repository, sandbox_id, gate)).tree
         try:
             await hand.plant(sandbox_id, repository.path, tree)
         except Invalid:  # it is not there; after any other error it may be

@@ -45,15 +45,31 @@ class Sources:
 
 @dataclass(frozen=True)
 class Remote:
-    """A checked URL. `origin` is None for a folder of this machine."""
+    """A checked URL. `origin` is None for a folder of this machine.
+
+    `through` is where a session's door has it; what came by that is given to nobody who has not shown that his has it.
+    """
 
     url: str
     origin: Origin | None
     private_ok: bool
+    through: str = ""
+
+    @property
+    def asked(self) -> str:
+        """The URL that git is given."""
+        return self.through or self.url
+
+    @property
+    def key(self) -> str:
+        """What names its seeds: others for what came through a door."""
+        return f"door {self.url}" if self.through else self.url
 
     @property
     def scheme(self) -> str:
         """The protocol, as git names it."""
+        if self.through:
+            return "http"
         return "file" if self.origin is None else self.origin.scheme
 
 
@@ -225,7 +241,7 @@ def options(remote: Remote | None, addresses: Sequence[str] = ()) -> list[str]:
         "http.lowSpeedTime": "30",
         "advice.detachedHead": "false",
     }
-    if remote is not None and remote.origin is not None:
+    if remote is not None and remote.origin is not None and not remote.through:
         shown = ",".join(f"[{it}]" if ":" in it else it for it in addresses)
         values["http.curloptResolve"] = f"{remote.origin.host}:{remote.origin.port}:{shown}"
     return [part for key, value in values.items() for part in ("-c", f"{key}={value}")]

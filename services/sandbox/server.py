@@ -12,6 +12,7 @@ from services.sandbox import messages
 from services.sandbox.hand import Chunk
 from services.sandbox.later import Later
 from services.sandbox.leave import Leave
+from services.sandbox.networks import described
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
@@ -93,7 +94,7 @@ class SandboxServicer(Later):
         answer = pb.ListEnvironmentsResponse()
         for found in await self._sandboxes.environments():
             recipe = found.recipe
-            row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=recipe.description)
+            row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=described(recipe))
             row.available, row.problem = not found.problem, found.problem
             row.pool, row.pool_free = recipe.pool, found.free
         return answer

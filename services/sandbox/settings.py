@@ -29,6 +29,12 @@ class Settings(Mesh):
         None,
         "Where the session service's mesh port is. Without it the sandboxes of ended sessions are kept.",
     )
+    vault_proxy_address: str | None = setting(
+        "HANDMESH_VAULT_PROXY_ADDRESS",
+        address,
+        None,
+        "Where the vault proxy's mesh port is. Without it sandboxes have no doors: no network policy, no private git.",
+    )
     idle_seconds: int = setting(
         "HANDMESH_IDLE_SECONDS",
         whole,

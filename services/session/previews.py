@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from handmesh.session.v1.session_pb2 import PublishPreviewsRequest
+from handmesh.session.v1.session_pb2 import PublishPreviewsRequest, PublishPreviewsResponse
 from services.kit.errors import Conflict, Invalid
 from services.session.watcher import Watcher
 from services.session.writer import Writer
@@ -21,12 +21,13 @@ class Previews:
         self._writer = writer
         self._watcher = watcher
 
-    async def publish(self, requests: AsyncIterator[PublishPreviewsRequest]) -> int:
-        """Passes on what comes, to its end, and returns how many pieces were dropped because they were too big.
+    async def publish(self, requests: AsyncIterator[PublishPreviewsRequest]) -> PublishPreviewsResponse:
+        """Passes on what comes, to its end, and tells how many pieces were dropped because they were too big.
 
-        Raises Conflict (`EPOCH_STALE`) once a newer harness owns the session.
+        Where it is asked, also whether anybody is shown them. Raises Conflict (`EPOCH_STALE`) once a newer harness owns
+        the session.
         """
-        session_id, epoch, checked, dropped = "", 0, 0.0, 0
+        session_id, epoch, checked, dropped, asked = "", 0, 0.0, 0, False
         async for request in requests:
             if not session_id:
                 session_id, epoch = request.session_id, request.epoch
@@ -36,6 +37,7 @@ class Previews:
             if not checked or now - checked > CHECK_SECONDS:
                 await self._check(session_id, epoch)
                 checked = now
+            asked = asked or request.ask_watched
             if not request.previews:
                 continue  # it only opened the stream
             if request.ByteSize() > MAX_BYTES:
@@ -43,7 +45,8 @@ class Previews:
             else:
                 request.epoch = epoch  # read from the first message only
                 await self._watcher.show(session_id, request)
-        return dropped
+        watched = asked and await self._watcher.shown(session_id)
+        return PublishPreviewsResponse(dropped=dropped, watched=watched)
 
     async def _check(self, session_id: str, epoch: int) -> None:
         owner = (await self._writer.current(session_id)).epoch

@@ -181,7 +181,7 @@ class SessionServicer(SessionServiceServicer):
     async def PublishPreviews(
         self, request_iterator: AsyncIterator[pb.PublishPreviewsRequest], context: Context
     ) -> pb.PublishPreviewsResponse:
-        return pb.PublishPreviewsResponse(dropped=await self._parts.previews.publish(request_iterator))
+        return await self._parts.previews.publish(request_iterator)
 
     async def ClaimWork(self, request: pb.ClaimWorkRequest, context: Context) -> AsyncIterator[pb.ClaimWorkResponse]:
         for session_id in request.working_session_ids:

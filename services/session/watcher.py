@@ -22,9 +22,11 @@ from services.session.slices import MAX_PAGE, PAGE_BYTES
 from services.session.writer import NOTE
 
 PREVIEW = "preview"
+WATCHED = "watched"  # who is shown previews says so here, when asked
 READ_SPAN = 512
 BUFFER_BYTES = 2 * 1024 * 1024  # of a watcher
 MAX_PREVIEWS = 1_000  # that wait for a watcher
+ANSWER_SECONDS = 0.1  # that watchers at other replicas have to say that they are there
 SLOW_SECONDS = 10.0  # for one message, while the buffer overflows
 _CLOSING = frozenset(
     {"harness_woke", "retry_scheduled", "turn_ended", "session_ended"}
@@ -53,6 +55,7 @@ class _Watch:
     next: int
     last: int
     previewed: bool = False  # whether it is shown previews
+    asked: bool = False  # whether somebody wants to know that
     behind: bool = True  # whether the log has to be read: at first, and when something may have been missed
     overflowed: bool = False
     batches: deque[StoredBatch] = field(default_factory=deque)
@@ -76,6 +79,7 @@ class _Watch:
 
     def hear_preview(self, data: bytes) -> None:
         said = PublishPreviewsRequest.FromString(data)
+        self.asked = self.asked or said.ask_watched
         self.previews.extend((said.epoch, piece) for piece in said.previews)
         self.news.set()
 
@@ -126,7 +130,8 @@ class _Watch:
             return []
         self.epoch = max(self.epoch, *(event.position for event in closing if event.HasField("harness_woke")), 0)
         ended = [Preview(event_id=event_id, discarded=True) for event_id in sorted(self.shown)]
-        self.told.extend(self.shown)
+        if not closing[-1].HasField("harness_woke"):  # the next harness may show a call's output from its beginning
+            self.told.extend(self.shown)
         self.shown.clear()
         return ended
 
@@ -155,6 +160,20 @@ class Watcher:
     async def show(self, session_id: str, said: PublishPreviewsRequest) -> None:
         """Shows previews to whoever watches the session with them. `said` has the epoch of who sends them."""
         await self._wire.send(PREVIEW, session_id, said.SerializeToString())
+
+    async def shown(self, session_id: str) -> bool:
+        """Tells whether anybody is shown previews of a session. Takes ANSWER_SECONDS when nobody is."""
+        answered = asyncio.Event()
+        stop = await self._wire.listen(WATCHED, session_id, lambda _: answered.set())
+        try:
+            await self.show(session_id, PublishPreviewsRequest(ask_watched=True))
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await answered.wait()
+        except TimeoutError:
+            return False
+        finally:
+            await stop()
+        return True
 
     async def watch(self, session_id: str, start: int, previews: bool) -> AsyncIterator[Seen]:
         """Yields the events from a position on, and goes on for ever. The first message comes at once, even empty.
@@ -195,6 +214,9 @@ class Watcher:
 
     async def _next(self, session_id: str, watch: _Watch) -> Seen | None:
         """Returns what comes next, if anything is there."""
+        if watch.asked:
+            watch.asked = False
+            await self._wire.send(WATCHED, session_id, b"")
         data = watch.take_heard()
         if not data and watch.behind:
             watch.behind = False

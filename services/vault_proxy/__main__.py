@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import resource
 import sys
 
 from services.kit import serving
 from services.vault_proxy.assembly import running
 from services.vault_proxy.settings import Settings
+from services.vault_proxy.undumped import hide_memory
 
 ON_FIRST_USE = (
     "services.vault_proxy.mcp.connection",
@@ -20,7 +20,7 @@ ON_FIRST_USE = (
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM or SIGINT."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # secrets are in the memory: no dump of it on any disk
+    hide_memory()
     async with running(settings):
         await serving.until_signal()
 

@@ -17,6 +17,8 @@ from services.vault_proxy.audit import Audit
 from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.doors.authority import Authority
 from services.vault_proxy.doors.egress import EgressDoor
+from services.vault_proxy.doors.git import GitDoor
+from services.vault_proxy.doors.git_upstream import Upstream
 from services.vault_proxy.doors.listener import Listener
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.reception import Reception
@@ -25,6 +27,7 @@ from services.vault_proxy.doors.tickets import Tickets
 from services.vault_proxy.doors.visit import Door
 from services.vault_proxy.doors.wires import Limits as DoorLimits
 from services.vault_proxy.executions import Executions
+from services.vault_proxy.github_app import Api, GithubApps
 from services.vault_proxy.mcp.connections import Connections, Limits
 from services.vault_proxy.renewal import Renewal
 from services.vault_proxy.replicas import Replicas
@@ -36,6 +39,7 @@ from services.vault_proxy.wallet import Wallet
 
 if TYPE_CHECKING:
     from services.vault_proxy.outbound.dial import Dialler
+    from services.vault_proxy.outbound.streams import Streams
 
 
 def now() -> str:
@@ -57,6 +61,19 @@ def egress_door(settings: Settings, purse: Purse, audit: Audit, refusals: Refusa
     limits = DoorLimits(settings.egress_idle_seconds, settings.egress_seconds, settings.egress_mib * 1024 * 1024)
     hosts, most = settings.package_hosts, settings.egress_connections
     return EgressDoor(dialler, purse, authority, audit, refusals, hosts, limits, most)
+
+
+def git_door(settings: Settings, wallet: Wallet, audit: Audit, refusals: Refusals) -> GitDoor:
+    """Makes the git door."""
+    reach = settings.outbound_allow, settings.outbound_ca_file
+
+    def streams() -> Streams:
+        from services.vault_proxy.outbound.streams import Streams
+
+        return Streams(*reach)
+
+    apps = GithubApps(Api(*reach).post, time.time)
+    return GitDoor(Upstream(wallet, apps, audit, streams), refusals, settings.git_push_mib * 1024 * 1024)
 
 
 @asynccontextmanager
@@ -82,7 +99,8 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     tools = Tools(connections, executions, audit, replicas)
     refusals = Refusals(Audit(session))
     egress = egress_door(settings, purse, audit, refusals)
-    doors: dict[str, Door] = {"egress": egress}
+    git = git_door(settings, wallet, audit, refusals)
+    doors: dict[str, Door] = {"git": git, "egress": egress}
     tickets = Tickets(time.monotonic)
     listener = Listener(doors, tickets)
     reception = Reception(doors, tickets, listener, egress, settings.door_address)
@@ -94,6 +112,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             refusals.forget(session_id)
             purse.forget(session_id)
             reception.end_session(session_id)
+            git.forget(session_id)
 
     grants = Grants(session, revoked, vouched=True)
     server = serving.Server(settings)

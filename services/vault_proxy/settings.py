@@ -88,6 +88,9 @@ class Settings(Mesh):
         "Where it finds that listener, of this very replica. None: as it listens.",
     )
 
+    git_push_mib: int = tuning(
+        "HANDMESH_GIT_PUSH_MIB", whole, 2_048, "Most MiB of one push, and of one large object, through a git door."
+    )
     package_hosts: tuple[str, ...] = setting(
         "HANDMESH_VAULT_PROXY_PACKAGE_HOSTS",
         parse_hosts,

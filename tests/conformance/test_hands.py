@@ -17,10 +17,14 @@ from services.sandbox.hand import Hand, HandSettings, Recipe
 from tests.drills.size import size
 
 pytest.register_assert_rewrite(
-    "services.sandbox.conformance", "services.sandbox.conformance_files", "services.sandbox.tools_conformance"
+    "services.sandbox.conformance",
+    "services.sandbox.conformance_doors",
+    "services.sandbox.conformance_files",
+    "services.sandbox.tools_conformance",
 )  # a failed check then shows its values
 
 from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
+from services.sandbox.conformance_doors import CHECKS as DOOR_CHECKS  # noqa: E402
 from services.sandbox.conformance_files import CHECKS as FILE_CHECKS  # noqa: E402
 from services.sandbox.tools_conformance import CHECKS as TOOL_CHECKS  # noqa: E402
 
@@ -46,7 +50,8 @@ def _write_documented(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _name(check: Callable[[Stand], Awaitable[None]]) -> str:
-    kind = "check" if check in CHECKS else "file_check" if check in FILE_CHECKS else "tool_check"
+    kinds = {"check": CHECKS, "door_check": DOOR_CHECKS, "file_check": FILE_CHECKS, "tool_check": TOOL_CHECKS}
+    kind = next(kind for kind, checks in kinds.items() if check in checks)
     return check.__name__.replace("check", kind, 1)
 
 
@@ -99,7 +104,7 @@ async def stand(
     await it.hand.close()
 
 
-@pytest.mark.parametrize("check", (*CHECKS, *FILE_CHECKS, *TOOL_CHECKS), ids=_name)
+@pytest.mark.parametrize("check", (*CHECKS, *DOOR_CHECKS, *FILE_CHECKS, *TOOL_CHECKS), ids=_name)
 @pytest.mark.parametrize("stand", _hands(), indirect=True)
 async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
     """The hand keeps what the port promises; each check states its rule in its docstring."""

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from handmesh.session.v1.config_pb2 import CustomTool, HandSpec, SessionConfig
-from handmesh.session.v1.event_pb2 import Event, InterruptRequested
+from handmesh.session.v1.event_pb2 import DoorRefused, Event, InterruptRequested
 from services.harness.core import ToolSpec
 from services.harness.loops.messages.offers import offered
 from services.harness.ports import Toolbox
@@ -171,3 +171,18 @@ def test_a_tools_name_may_be_as_long_as_the_api_takes() -> None:
     tools = [ToolSpec("x" * length, "", "{}") for length in (94, 95)]
     specs, left_out = offered("h" * 32, True, Toolbox(tools))
     assert ([len(spec.name) for spec in specs], left_out) == ([128], ["x" * 95])
+
+
+async def test_the_model_is_told_what_a_door_refused() -> None:
+    """The vault proxy says it while the call runs: the request behind the call holds it, behind the result."""
+    log = MemoryLog()
+    refused = DoorRefused(door="egress", target="evil.example:443", reason="EGRESS_DENIED", message="pypi.org only")
+
+    async def work(tool: str, input: str) -> None:
+        await log.add(Event(event_id="door-1", door_refused=refused))
+
+    model = ScriptedModel(said(t1=("bash", {"command": "curl"})), said())
+    await run(log, ports(model, MemoryHands(work)))
+    result, told = model.requests[-1]["messages"][-1]["content"]
+    assert result["type"] == "tool_result"
+    assert "- egress: evil.example:443: pypi.org only (EGRESS_DENIED)" in told["text"]

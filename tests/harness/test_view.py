@@ -11,6 +11,7 @@ from typing import Any
 from services.harness.core import (
     CallFinished,
     Config,
+    DoorRefused,
     Fact,
     Message,
     Offered,
@@ -20,6 +21,7 @@ from services.harness.core import (
     ToolResult,
     ToolSpec,
 )
+from services.harness.loops.messages import refusals
 from services.harness.loops.messages.request import written
 from services.harness.loops.messages.state import fold_all
 from services.harness.loops.messages.view import view
@@ -119,3 +121,49 @@ def test_images_of_a_tool_reach_the_model() -> None:
     ]
     told = view(fold_all(facts), "m").request["messages"][-1]["content"][0]
     assert told["content"] == [{"type": "text", "text": "a picture"}, image]
+
+
+def refused(host: str, message: str = "not on the list") -> DoorRefused:
+    return DoorRefused(0, "egress", host, "EGRESS_DENIED", message)
+
+
+TOLD = "[Refused at the doors of your hands:\n- egress: {}: not on the list (EGRESS_DENIED)]"
+
+
+def test_what_doors_refused_is_told_once_behind_the_results() -> None:
+    """What the log held before a request is in it, before the messages; what came later is in the next one only."""
+    begin: tuple[Fact, ...] = (Started(0, Config()), Message(0, text("go")), Replied(0, ASKED, "tool_use", 2, CALLS))
+    asked = (*begin, refused("a:443"), *(CallFinished(0, call.id, ToolResult("out")) for call in CALLS))
+    later = (*asked, Replied(0, text("hm"), "end_turn", 6), refused("b:443"), Message(0, text("and?")))
+    first, second = messages(*asked), messages(*later)
+    assert first[-1] == ("user", ["a=out", "b=out", TOLD.format("a:443")])
+    assert second == [*first, ("assistant", ["hm"]), ("user", [TOLD.format("b:443"), "and?"])]
+
+
+def test_a_refusal_that_landed_while_the_model_answered_is_in_the_next_request() -> None:
+    """The request that it missed stays as it was sent: the prefix is the same, byte for byte."""
+    begin: list[Fact] = [Started(0, Config()), Message(0, text("go"))]
+    late = [*begin, refused("a:443"), Replied(0, text("well"), "end_turn", 2), Message(0, text("and?"))]
+    before, after = (
+        written(view(fold_all(replace(it, position=at) for at, it in enumerate(facts, 1)), "m"))
+        for facts in (begin, late)
+    )
+    assert before.prompt_hash == after.prefix_hash
+    assert messages(*late)[1:] == [("assistant", ["well"]), ("user", [TOLD.format("a:443"), "and?"])]
+
+
+def test_a_refusal_alone_makes_no_message() -> None:
+    """It waits for results or a message: what the model was about to go on with stays the request's end."""
+    facts: list[Fact] = [Started(0, Config()), Message(0, text("go")), Replied(0, text("so"), "pause_turn", 2)]
+    assert messages(*facts, refused("a:443")) == [("user", ["go"]), ("assistant", ["so"])]
+
+
+def test_many_and_long_refusals_are_cut_and_it_says_so() -> None:
+    """At most so many lines of so many characters, whatever the hand has asked for."""
+    facts: list[Fact] = [Started(0, Config()), *(refused(f"h{n}\n- x:1" + "y" * 1_000) for n in range(30))]
+    [(_, [told, said])] = messages(*facts, Message(0, text("hi")))
+    lines = told.split("\n")
+    assert (len(lines), lines[-1], said) == (1 + refusals.MOST + 1, "- 10 more are not shown]", "hi")
+    assert lines[1].startswith("- egress: h0 - x:1yyy")
+    assert "characters cut): not on the list (EGRESS_DENIED)" in lines[1]
+    assert len(told) < 10_000

@@ -69,6 +69,7 @@ def test_sandbox_is_told_where_its_hands_keep_their_state() -> None:
         "HANDMESH_TLS_DIR": "/data/tls/sandbox",
         "HANDMESH_STATE_DIR": "/data/sandbox",
         "HANDMESH_SESSION_ADDRESS": "127.0.0.1:7411",
+        "HANDMESH_VAULT_PROXY_ADDRESS": "127.0.0.1:7414",
     }
     assert service_environment("sandbox", settings()) == expected
     named = service_environment("sandbox", settings(environments_file=Path("/etc/environments.toml")))
@@ -80,6 +81,9 @@ def test_vault_proxy_is_told_of_the_vault_alone() -> None:
     assert service_environment("vault_proxy", settings()) == COMMON | {
         "HANDMESH_LISTEN": "127.0.0.1:7414",
         "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7404",
+        "HANDMESH_DOOR_LISTEN": "127.0.0.1:7415",
+        "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE": "/data/tls/doors/ca.pem",
+        "HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE": "/data/tls/doors/key.pem",
         "HANDMESH_TLS_DIR": "/data/tls/vault_proxy",
         "HANDMESH_SESSION_ADDRESS": "127.0.0.1:7411",
         "HANDMESH_VAULT_URL": "http://127.0.0.1:7430",

@@ -290,7 +290,7 @@ async def test_previews_never_follow_their_event(service: Service) -> None:
 
 
 async def test_previews_of_a_harness_that_died_are_discarded(service: Service) -> None:
-    """Another harness takes over: its watcher is told once that the event will not come; late pieces are dropped."""
+    """Another harness takes over: its watcher is told once to forget the pieces; late ones of the dead are dropped."""
     session = await service.create(message())
     epoch, _ = await service.wake(session)
     watch = Watch(service.client, session, epoch + 1, previews=True)
@@ -303,7 +303,7 @@ async def test_previews_of_a_harness_that_died_are_discarded(service: Service) -
     while ("preview", "reply-1") not in watch.seen:
         await watch.read()
     later, _ = await service.wake(session)
-    await service.harness.PublishPreviews(pieces(later, "reply-1"))
+    assert (await refusal(service.harness.PublishPreviews(pieces(epoch, "reply-1")))).reason == "EPOCH_STALE"
     await service.harness.PublishPreviews(pieces(later, "reply-2"))
     while ("preview", "reply-2") not in watch.seen:
         await watch.read()
@@ -336,3 +336,47 @@ async def test_previews_that_are_too_big_are_dropped_and_counted(service: Servic
         yield pb.PublishPreviewsRequest(session_id=session, epoch=epoch, previews=[piece("r", "x")])
 
     assert (await service.harness.PublishPreviews(pieces())).dropped == 1
+
+
+async def test_whether_anybody_watches(service: Service) -> None:
+    """A harness is told whether somebody is shown previews: nobody, who only follows the log, or who wants them."""
+    session = await service.create(message())
+    epoch, _ = await service.wake(session)
+
+    async def asked() -> bool:
+        async def question() -> AsyncIterator[pb.PublishPreviewsRequest]:
+            yield pb.PublishPreviewsRequest(session_id=session, epoch=epoch, ask_watched=True)
+
+        return bool((await service.harness.PublishPreviews(question())).watched)
+
+    other = Watch(service.client, session)
+    await other.read()
+    assert not await asked()
+    wanting = Watch(service.client, session, previews=True)
+    await wanting.read()
+    assert await asked()
+    assert {kind for kind, _ in wanting.seen} == {"event"}  # the question is not shown
+    wanting.call.cancel()
+    other.call.cancel()
+
+
+async def test_the_next_harness_shows_a_call_from_its_beginning(service: Service) -> None:
+    """A call outlives the harness that showed it: under the same id its output is shown anew, once it was discarded."""
+    session = await service.create(message())
+    epoch, _ = await service.wake(session)
+    watch = Watch(service.client, session, epoch + 1, previews=True)
+    await watch.read()
+
+    async def pieces(epoch: int, text: str) -> AsyncIterator[pb.PublishPreviewsRequest]:
+        yield pb.PublishPreviewsRequest(session_id=session, epoch=epoch, previews=[piece("finished-t1", text)])
+
+    await service.harness.PublishPreviews(pieces(epoch, "first"))
+    while ("preview", "first") not in watch.seen:
+        await watch.read()
+    newer, _ = await service.wake(session)
+    await watch.until(newer)
+    assert watch.discarded == ["finished-t1"]
+    await service.harness.PublishPreviews(pieces(newer, "again"))
+    while ("preview", "again") not in watch.seen:
+        await watch.read()
+    watch.call.cancel()

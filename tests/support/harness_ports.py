@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
@@ -48,6 +48,8 @@ class MemoryLog:
         self.blobs: dict[str, bytes] = {}
         self.fetched: list[str] = []
         self.blob_refusal: ServiceError | None = None
+        self.is_watched = False
+        self.asked_watched = 0  # how often
         self.clock = 0.0  # Unix time, seconds, of what is appended
         self._news = asyncio.Condition()
         self._append([Event(event_id="start", session_started=SessionStarted(config=config))], 0)
@@ -130,6 +132,10 @@ class MemoryLog:
     def previews(self, epoch: int) -> MemoryLog:
         return self
 
+    async def watched(self, epoch: int) -> bool:
+        self.asked_watched += 1
+        return self.is_watched
+
     def show(self, preview: Preview) -> None:
         self.shown.append(preview)
 
@@ -187,6 +193,8 @@ class MemoryHands:
         self.slow: dict[str, asyncio.Event] = {}  # hands that are not made before the event
         self.asked: list[str] = []  # hands, in the order in which they were to be made
         self.ran: list[tuple[str, str]] = []  # sandbox and tool, likewise
+        self.says: list[str | ServiceError] = []  # what whoever follows an execution is told, before its end
+        self.followed: list[tuple[str, int]] = []  # execution and offset
 
     async def tools(self, spec: bytes) -> Toolbox:
         environment = HandSpec.FromString(spec).environment or "default"
@@ -220,6 +228,16 @@ class MemoryHands:
             return ToolResult("half", "INTERRUPTED")
         return ToolResult(f"{tool} ran")
 
+    async def follow(self, sandbox_id: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
+        self.followed.append((execution_id, offset))
+        while self.says:
+            said = self.says.pop(0)
+            if not isinstance(said, str):
+                raise said
+            offset += len(said.encode())
+            yield said, offset
+        await asyncio.shield(self.executions[execution_id])
+
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         self.cancelled.append(execution_id)
         if execution_id in self.executions:
@@ -244,6 +262,9 @@ class MemoryServers:
         if self.refusal is not None:
             raise self.refusal
         return ToolResult(f"{tool} ran with {grant}")
+
+    async def follow(self, grant: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
+        yield f"[{execution_id}]\n", 1
 
     async def cancel(self, grant: str, execution_id: str) -> None:
         pass

@@ -10,7 +10,7 @@ import base64
 import json
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,10 +49,11 @@ class OAuthServer:
     asked: threading.Event = field(default_factory=threading.Event)
     grants: list[Grant] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)  # requests come in threads
+    mint: Callable[[], str] = lambda: secrets.token_urlsafe(24)
 
     def grant(self) -> Grant:
         """Gives a client access to an account, as the code flow would."""
-        made = Grant(secrets.token_urlsafe(24), secrets.token_urlsafe(24))
+        made = Grant(self.mint(), self.mint())
         with self.lock:
             self.grants.append(made)
         return made
@@ -104,13 +105,13 @@ class OAuthServer:
                 if grant.ended:
                     return 400, {"error": "invalid_grant"}
                 self.refreshed += 1
-                grant.access = secrets.token_urlsafe(24)
+                grant.access = self.mint()
                 answer: dict[str, object] = {"access_token": grant.access, "token_type": "bearer"}
                 if self.expires_in is not None:
                     answer["expires_in"] = self.expires_in
                 if self.rotates:
                     grant.used.add(refresh)
-                    grant.refresh = answer["refresh_token"] = secrets.token_urlsafe(24)
+                    grant.refresh = answer["refresh_token"] = self.mint()
                 return 200, answer
         return self._complain("invalid_grant", "an unknown refresh token")
 

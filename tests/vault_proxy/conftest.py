@@ -60,16 +60,16 @@ class Shop:
         self.process.stdout.close()
 
 
-def start_shop(directory: Path, listen: str = "127.0.0.1:0") -> Shop:
+def start_shop(directory: Path, listen: str = "127.0.0.1:0", token: str = TOKEN) -> Shop:
     """Starts one and waits until it is ready."""
     file = directory / "shop-token"
-    file.write_text(TOKEN + "\n")
+    file.write_text(token + "\n")
     command = [sys.executable, "-P", "-m", "handmesh.demo_mcp", "--listen", listen, "--token-file", str(file)]
     root = str(Path(__file__).parents[2])
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root})
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
-    return Shop(ready["url"], ready["calls_url"], process)
+    return Shop(ready["url"], ready["calls_url"], process, token)
 
 
 @pytest.fixture(scope="session")

@@ -74,6 +74,15 @@ class StrangeServer:
     connections: int = 0
     url: str = ""
     session: str = SESSION
+    serving: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
+
+    async def end_connections(self) -> None:
+        """Closes what callers keep open, and waits until all of it has ended."""
+        for task, writer in self.serving.items():
+            task.cancel()
+            writer.transport.abort()
+        if self.serving:
+            await asyncio.wait(self.serving)
 
     def calls(self) -> list[dict[str, Any]]:
         """Returns the arguments of all tool calls that came."""
@@ -114,6 +123,10 @@ class StrangeServer:
         """Speaks HTTP on one connection."""
         self.connections += 1
         number = self.connections
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving[task] = writer
+        task.add_done_callback(self.serving.pop)
         try:
             while (request := await _read(reader, number)) is not None:
                 reply = self.reply(request)
@@ -133,7 +146,7 @@ class StrangeServer:
                     await reader.read()  # until the other side goes away
                 if reply.hold or reply.hang_up:
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
+        except (ConnectionError, asyncio.IncompleteReadError, ValueError):  # the last: a chunk that breaks off
             pass
         finally:
             writer.close()
@@ -215,3 +228,4 @@ async def strange_server(
         if isinstance(strange, OlderServer):
             strange.end()
         server.close()
+        await strange.end_connections()

@@ -61,19 +61,6 @@ async def test_its_error_is_the_tools(proxy: Proxy, older: OlderServer, grant: s
     assert answer.output == "the server answered with error -32602: text is too short"
 
 
-@pytest.mark.parametrize("endpoint", ["OTHER", "https://user:pw@evil.example/", "//169.254.169.254/", "file:///x"])
-async def test_an_endpoint_elsewhere_is_never_posted_to(
-    proxy: Proxy, older: OlderServer, grant: str, endpoint: str
-) -> None:
-    """The credential is its origin's: an endpoint of another one is refused."""
-    async with strange_server() as other:
-        older.endpoint = other.url if endpoint == "OTHER" else endpoint
-        problem = await failure(proxy.execute(grant, "old__echo", {"text": "x"}))
-        assert problem.reason == "SERVER_ADDRESS_DENIED"
-        assert other.requests == []
-        assert "evil" not in str(problem)
-
-
 async def test_a_post_that_fails_costs_its_call_only(proxy: Proxy, older: OlderServer, grant: str) -> None:
     """It may have run, so its id keeps the error; nobody waits for an answer that will not come."""
     await proxy.tools(grant)

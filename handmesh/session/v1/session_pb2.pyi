@@ -1103,9 +1103,13 @@ class Preview(message.Message):
     tool_input: builtins.str
     """JSON text of a tool's input, as far as the model has written it."""
     tool_output: builtins.str
-    """Output of a running tool."""
+    """Output of a running tool, or what a server says of a call's progress. The
+    result need not hold it.
+    """
     discarded: builtins.bool
-    """The event will not come: forget its pieces."""
+    """Forget the event's pieces: it will not come, or whoever goes on with it
+    shows it from its beginning.
+    """
     def __init__(
         self,
         *,
@@ -1135,10 +1139,15 @@ class PublishPreviewsRequest(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     EPOCH_FIELD_NUMBER: builtins.int
     PREVIEWS_FIELD_NUMBER: builtins.int
+    ASK_WATCHED_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session. Read from the first message."""
     epoch: builtins.int
     """The harness's epoch. Read from the first message."""
+    ask_watched: builtins.bool
+    """Asks whether anybody is shown previews of the session: what costs something
+    to find out need not be, for nobody. Told by the answer.
+    """
     @builtins.property
     def previews(self) -> containers.RepeatedCompositeFieldContainer[Preview]:
         """The pieces, in order."""
@@ -1149,10 +1158,11 @@ class PublishPreviewsRequest(message.Message):
         session_id: builtins.str = ...,
         epoch: builtins.int = ...,
         previews: abc.Iterable[Preview] | None = ...,
+        ask_watched: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "previews", b"previews", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ask_watched", b"ask_watched", "epoch", b"epoch", "previews", b"previews", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1163,16 +1173,20 @@ class PublishPreviewsResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     DROPPED_FIELD_NUMBER: builtins.int
+    WATCHED_FIELD_NUMBER: builtins.int
     dropped: builtins.int
     """How many pieces were dropped."""
+    watched: builtins.bool
+    """Whether anybody is shown previews, where that was asked."""
     def __init__(
         self,
         *,
         dropped: builtins.int = ...,
+        watched: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["dropped", b"dropped", "watched", b"watched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

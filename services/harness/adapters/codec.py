@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import event_pb2
 from handmesh.session.v1.event_pb2 import Event
 from services.harness import core
 from services.harness.adapters.configs import config_of
+from services.harness.adapters.results import result_message, result_of
 from services.harness.blocks import INVALID_JSON
 from services.harness.usage import NO_USAGE, Reached, Usage
 
@@ -101,20 +101,6 @@ def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
     )
 
 
-def result_of(it: tool_pb2.ToolResult) -> core.ToolResult:
-    """Returns a tool's result as a value."""
-    outcome = tool_pb2.ToolOutcome.Name(it.outcome).removeprefix("TOOL_OUTCOME_")
-    return core.ToolResult(
-        it.output,
-        cast("core.Outcome", outcome if outcome != "UNSPECIFIED" else "UNKNOWN"),
-        it.content_json,
-        it.truncated,
-        it.exit_code if it.HasField("exit_code") else None,
-        it.signal if it.HasField("signal") else None,
-        it.spill_path,
-    )
-
-
 _FACTS: dict[str, Any] = {
     "session_started": lambda event, it: core.Started(event.position, config_of(it.config), time=_when(event)),
     "config_changed": lambda event, it: core.Configured(event.position, config_of(it.config), time=_when(event)),
@@ -145,6 +131,9 @@ _FACTS: dict[str, Any] = {
         event.position, it.hand, it.sandbox_id, it.generation, time=_when(event)
     ),
     "hand_detached": lambda event, it: core.Detached(event.position, it.hand, it.sandbox_id, time=_when(event)),
+    "door_refused": lambda event, it: core.DoorRefused(
+        event.position, it.door, it.target, it.reason, it.message, time=_when(event)
+    ),
     "retry_scheduled": lambda event, it: core.Retry(
         event.position, it.attempt, _time(it.retry_time), it.reason, time=_when(event)
     ),
@@ -211,24 +200,16 @@ def call_finished(call_id: str, result: core.ToolResult, blobs: Sequence[core.Bl
     """A call was settled. The blobs hold what was too big for the event."""
     refs = [_blob(each) for each in blobs]
     it = event_pb2.ToolFinished(tool_use_id=call_id, result=result_message(result), blobs=refs)
-    return Event(event_id=f"finished-{call_id}", tool_finished=it)
+    return Event(event_id=finished_id(call_id), tool_finished=it)
+
+
+def finished_id(call_id: str) -> str:
+    """Names the event that settles a call."""
+    return f"finished-{call_id}"
 
 
 def _blob(ref: core.BlobRef) -> event_pb2.BlobRef:
     return event_pb2.BlobRef(blob_id=ref.blob_id, size=ref.size, sha256=ref.sha256, media_type=ref.media_type)
-
-
-def result_message(result: core.ToolResult) -> tool_pb2.ToolResult:
-    """Returns a tool's result as a message."""
-    return tool_pb2.ToolResult(
-        output=result.output,
-        outcome=tool_pb2.ToolOutcome.Value(f"TOOL_OUTCOME_{result.outcome}"),
-        content_json=result.content,
-        truncated=result.truncated,
-        exit_code=result.exit_code,
-        signal=result.signal,
-        spill_path=result.spill_path,
-    )
 
 
 def confirmation_asked(session_id: str, position: int, call: core.ToolCall) -> Event:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import grpc
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 from handmesh.session.v1.config_pb2 import HandSpec
-from services.harness.adapters.codec import result_of
+from services.harness.adapters.results import result_of
 from services.harness.core import ToolResult, ToolSpec
 from services.harness.ports import Sandbox, Standing, Toolbox
 from services.kit.channels import raised
@@ -84,6 +86,16 @@ class RemoteHands:
         )
         try:
             return result_of((await self._stub.Execute(request, metadata=_shown(under))).result)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+
+    async def follow(self, sandbox_id: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
+        """Yields what an execution says until it has ended."""
+        request = pb.WatchExecutionRequest(sandbox_id=sandbox_id, execution_id=execution_id, offset=offset)
+        try:
+            async for said in self._stub.WatchExecution(request):
+                if said.HasField("chunk"):
+                    yield said.chunk, said.next_offset
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
 

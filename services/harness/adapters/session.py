@@ -120,6 +120,17 @@ class RemoteLog:
         """Opens a way to show previews."""
         return PreviewStream(self._stub, self.session_id, epoch)
 
+    async def watched(self, epoch: int) -> bool:
+        """Tells whether anybody is shown previews."""
+
+        async def question() -> AsyncIterator[PublishPreviewsRequest]:
+            yield PublishPreviewsRequest(session_id=self.session_id, epoch=epoch, ask_watched=True)
+
+        try:
+            return (await self._stub.PublishPreviews(question(), timeout=EMIT_SECONDS)).watched
+        except grpc.aio.AioRpcError:
+            return False
+
 
 class PreviewStream:
     """Sends pieces in the background: the first at once, the others together every 20 ms (see `Previews`).

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+
 import grpc
 
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
-from services.harness.adapters.codec import result_of
+from services.harness.adapters.results import result_of
 from services.harness.core import ToolResult, ToolSpec
 from services.kit.channels import raised
 from services.kit.grants import GRANT_KEY
@@ -41,6 +43,16 @@ class RemoteServers:
         request = pb.ExecuteRequest(name=tool, input=input, execution_id=execution_id, attach_only=attach_only)
         try:
             return result_of((await self._stub.Execute(request, metadata=_shown(grant))).result)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+
+    async def follow(self, grant: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
+        """Yields what the server says of an execution's progress until it has ended."""
+        request = pb.WatchExecutionRequest(execution_id=execution_id, offset=offset)
+        try:
+            async for said in self._stub.WatchExecution(request, metadata=_shown(grant)):
+                if said.HasField("chunk"):
+                    yield said.chunk, said.next_offset
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
 

@@ -13,6 +13,9 @@ before the next is read, and the connection stays:
     {"op": "follow", "id", "offset"}                 -> {"chunk": "text", "next": 4096} ..., {"result": {...}}
     {"op": "cancel", "id", "epoch"}                  -> {"known": true}
     {"op": "list"}                                   -> {"executions": [...]}
+    {"op": "doors", "names"}                         -> {"ports": {"git": 8417}, "folder": "..."}, of all that are open
+    {"op": "outfit", "env", "trust"}                 -> {}
+    {"op": "visit", "door"}                          -> {"visit": 1} when a tool comes, then its bytes: see `doors`
 
 `offset` counts bytes of raw output; null skips the output. A request that cannot be met is answered by
 `{"error": "<reason>", "message": "..."}`. Lines from a caller are at most `MAX_REQUEST_BYTES` long.

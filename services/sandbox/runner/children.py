@@ -98,6 +98,13 @@ class Children:
         processes.kill(spare.pid)
         spare.drop()
 
+    def outfit(self, variables: dict[str, str]) -> None:
+        """Gives what starts from now on more variables. A shell's own state, once it has one, goes before them."""
+        self._nest.config.env.update(variables)
+        for spare in self._spares.values():
+            self._drop(spare)
+        self._spares.clear()
+
     def check_guest(self) -> None:
         """Raises Problem when there is no room for another transfer."""
         if len(self._guests) >= MAX_GUESTS:

@@ -21,6 +21,8 @@ from .processes import Watched, acting_as
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .doors import Doors
+
 MAX_CONNECTIONS = 512
 _MAX_ID_LENGTH = 128
 _ANCHOR_SECONDS = 5.0
@@ -36,6 +38,7 @@ class Daemon:
         self._connections: list[Connection] = []
         self._selector = selectors.DefaultSelector()
         self._children = Children(config, self._selector, self._tell)
+        self._doors: Doors | None = None
         self._oom = [Watched(path) for path in config.oom_files]
         self._count = 0
         self._epoch = 0
@@ -63,6 +66,8 @@ class Daemon:
         while not self._ending and (self._claimed or time.monotonic() < self._give_up) and self._anchored():
             try:
                 self._children.turn()
+                if self._doors is not None:
+                    self._doors.turn()
                 for key, events in self._selector.select(self._patience()):
                     key.data(events)
             except Exception:  # the top: whatever one caller or tool brings about, the others go on
@@ -73,6 +78,8 @@ class Daemon:
 
     def _patience(self) -> float | None:
         patience = self._children.patience()
+        if self._doors is not None:
+            patience = min(patience, self._doors.patience())
         if not self._claimed:
             patience = min(patience, max(0.0, self._give_up - time.monotonic()))
         if self._config.anchor is not None:
@@ -121,6 +128,9 @@ class Daemon:
             "cancel": self._cancel,
             "list": self._list,
             "transfer": self._transfer,
+            "doors": self._open_doors,
+            "outfit": self._outfit,
+            "visit": self._visit,
         }
         operation = operations.get(request.get("op", ""))
         if operation is None:
@@ -201,6 +211,35 @@ class Daemon:
         self._children.check_guest()
         with connection.release() as caller:
             self._children.host(caller, request)
+
+    def _open_doors(self, connection: Connection, request: dict[str, Any]) -> None:
+        """Opens doors, and tells which are open. Before any tool runs, so that none has their ports."""
+        if self._doors is None and request["names"]:
+            from .doors import Doors
+
+            self._doors = Doors(self._selector)
+        ports = {} if self._doors is None else self._doors.open([str(name) for name in request["names"]])
+        connection.say({"ports": ports, "folder": self._trust_folder})
+
+    @property
+    def _trust_folder(self) -> str:
+        return os.path.join(self._config.records, "trust")
+
+    def _outfit(self, connection: Connection, request: dict[str, Any]) -> None:
+        """Gives tools that start from now on more variables, and authorities to trust."""
+        if request["trust"] is not None:
+            from . import trust
+
+            trust.write(self._trust_folder, str(request["trust"]["system"]), str(request["trust"]["own"]))
+        self._children.outfit({str(name): str(value) for name, value in request["env"].items()})
+        connection.say({})
+
+    def _visit(self, connection: Connection, request: dict[str, Any]) -> None:
+        """Parks the caller's connection at a door."""
+        if self._doors is None:
+            raise Problem("ARGUMENT_INVALID", "no door is open")
+        self._doors.check(str(request["door"]))
+        self._doors.park(str(request["door"]), connection.release())
 
 
 def _checked_id(request: dict[str, Any]) -> str:

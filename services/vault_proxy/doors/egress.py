@@ -29,7 +29,7 @@ from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, unreachable
 from services.vault_proxy.doors.refusals import Refusals
 from services.vault_proxy.doors.visit import Visit
-from services.vault_proxy.doors.wires import Broken, Limits, Meter, StreamWire, TlsWire, TooMuch, Wire
+from services.vault_proxy.doors.wires import Limits, Meter, StreamWire, TlsWire, TooMuch, Wire, WireBroken
 from services.vault_proxy.grants import Access
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class EgressDoor:
             outgoing = h11.Request(method=request.method, target=path.encode(), headers=headers)
             try:
                 await relay(caller, Host(server), outgoing, caller.body(), Mender(), close=True)
-            except Broken:
+            except WireBroken:
                 raise unreachable(target, "broke the connection off") from None
 
     async def _connect(self, visit: Visit, caller: Caller, target: Target, meter: Meter) -> None:

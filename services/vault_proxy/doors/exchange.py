@@ -13,7 +13,7 @@ from typing import Any
 import h11
 
 from services.vault_proxy.doors.refusal import Refusal, malformed
-from services.vault_proxy.doors.wires import Broken, Wire
+from services.vault_proxy.doors.wires import Wire, WireBroken
 
 HEAD_BYTES = 64 * 1024  # of a request's or an answer's headers
 
@@ -36,6 +36,11 @@ def value_of(headers: Any, name: bytes) -> bytes:
     return next((value for key, value in headers if key.lower() == name), b"")
 
 
+def _size(head: h11.Request | h11.Response) -> int:
+    first = len(head.target) if isinstance(head, h11.Request) else len(head.reason)
+    return first + sum(len(name) + len(value) for name, value in head.headers)
+
+
 class Caller:
     """The sandbox's side of a connection."""
 
@@ -48,24 +53,28 @@ class Caller:
         event = await self._event()
         if not isinstance(event, h11.Request):
             return None
+        if _size(event) > HEAD_BYTES:  # h11 counts what is not whole only
+            raise malformed(f"a request has more than {HEAD_BYTES} bytes of headers", 431)
+        if event.http_version not in (b"1.0", b"1.1"):
+            raise malformed("another version of HTTP than 1.1 or 1.0")
         names = [name.lower() for name, _ in event.headers]
         if b"transfer-encoding" in names and (b"content-length" in names or event.http_version != b"1.1"):
             raise malformed("a request has either Content-Length or Transfer-Encoding")
         return event
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Gives the body of the request. Raises Refusal when it is no proper one, and Broken when it breaks off."""
+        """Gives the body of the request. Raises Refusal when it is no proper one, and WireBroken when it breaks off."""
         while isinstance(event := await self._event(), h11.Data):
             yield bytes(event.data)
         if not isinstance(event, h11.EndOfMessage):
-            raise Broken
+            raise WireBroken
 
     async def _event(self) -> Any:
         while True:
             try:
                 event = self._http.next_event()
             except h11.RemoteProtocolError as problem:
-                raise malformed("no proper HTTP/1.1 request", problem.error_status_hint) from None
+                raise malformed("no proper HTTP request", problem.error_status_hint) from None
             if event is not h11.NEED_DATA:
                 return event
             if self._http.they_are_waiting_for_100_continue:
@@ -73,11 +82,11 @@ class Caller:
             self._http.receive_data(await self.wire.read())
 
     async def send(self, event: Any) -> None:
-        """Sends a part of an answer. Raises Broken."""
+        """Sends a part of an answer. Raises WireBroken."""
         try:
             data = self._http.send(event)
         except h11.LocalProtocolError:
-            raise Broken from None
+            raise WireBroken from None
         if data:
             await self.wire.write(data)
 
@@ -117,35 +126,35 @@ class Host:
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
 
     async def send(self, event: Any) -> None:
-        """Sends a part of a request. Raises Broken."""
+        """Sends a part of a request. Raises WireBroken."""
         try:
             data = self._http.send(event)
         except h11.LocalProtocolError:  # the server has ended what it said, or it closes
-            raise Broken from None
+            raise WireBroken from None
         if data:
             await self.wire.write(data)
 
     async def head(self) -> h11.Response:
-        """Returns the answer. Raises Broken when there is none that is one."""
+        """Returns the answer. Raises WireBroken when there is none that is one."""
         while isinstance(event := await self._event(), h11.InformationalResponse):
             continue
-        if not isinstance(event, h11.Response):
-            raise Broken
+        if not isinstance(event, h11.Response) or _size(event) > HEAD_BYTES:
+            raise WireBroken
         return event
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Gives the answer's body. Raises Broken when it breaks off."""
+        """Gives the answer's body. Raises WireBroken when it breaks off."""
         while isinstance(event := await self._event(), h11.Data):
             yield bytes(event.data)
         if not isinstance(event, h11.EndOfMessage):
-            raise Broken
+            raise WireBroken
 
     async def _event(self) -> Any:
         while True:
             try:
                 event = self._http.next_event()
             except h11.RemoteProtocolError:
-                raise Broken from None
+                raise WireBroken from None
             if event is not h11.NEED_DATA:
                 return event
             self._http.receive_data(await self.wire.read())
@@ -184,14 +193,14 @@ async def relay(
     """Sends a request, and the answer back, both at once. Returns the answer's status.
 
     With `close` the sandbox is told that the connection ends. Raises Refusal for a body that is no proper one, and
-    Broken when either side is gone; an answer that had not begun by then can still be refused.
+    WireBroken when either side is gone; an answer that had not begun by then can still be refused.
     """
 
     async def send() -> None:
         async for event in _events(request, body):
             try:
                 await host.send(event)
-            except Broken:
+            except WireBroken:
                 return  # it may have answered before it went
 
     async def answer() -> int:

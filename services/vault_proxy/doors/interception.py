@@ -21,7 +21,7 @@ from services.vault_proxy.doors.exchange import Caller, Headers, Host, Mender, p
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, malformed, unreachable
 from services.vault_proxy.doors.visit import Visit
-from services.vault_proxy.doors.wires import Broken, Wire
+from services.vault_proxy.doors.wires import Wire, WireBroken
 from services.vault_proxy.grants import Access
 
 BODY_BYTES = 1024 * 1024  # of a request in which placeholders are replaced; a longer one goes as it is
@@ -80,7 +80,7 @@ class Interception:
     async def serve(self, visit: Visit, target: Target, client: Wire, connect: Connect, tell: Tell) -> None:
         """Serves requests of a sandbox to a host until one of both ends it. `connect` begins TLS with the host.
 
-        What is refused is answered, and told. Raises Broken when the sandbox is gone, and TooMuch.
+        What is refused is answered, and told. Raises WireBroken when the sandbox is gone, and TooMuch.
         """
         caller = Caller(client)
         try:
@@ -105,7 +105,7 @@ class Interception:
         outgoing, body = await _outgoing(caller, request, swapping)
         try:
             status = await relay(caller, host, outgoing, body, mender, close=False)
-        except Broken:
+        except WireBroken:
             await caller.refuse(unreachable(target, "broke the connection off"))  # unless its answer has begun
             return False
         finally:
@@ -138,7 +138,7 @@ def _check(request: h11.Request, target: Target) -> None:
 async def _begun(connect: Connect, target: Target) -> Wire:
     try:
         return await connect()
-    except Broken:
+    except WireBroken:
         raise unreachable(target, "does not speak TLS, or its certificate is not good") from None
 
 

@@ -25,7 +25,7 @@ class Begun:
 
 
 async def begun(client: Wire, first: bytes, target: Target) -> Begun:
-    """Reads the first bytes. Raises Refusal when TLS names another host than the tunnel goes to, and Broken."""
+    """Reads the first bytes. Raises Refusal when TLS names another host than the tunnel goes to, and WireBroken."""
     data = first
     try:
         while (hello := read_hello(data)) is None:
@@ -49,7 +49,7 @@ async def begun(client: Wire, first: bytes, target: Target) -> Begun:
 async def splice(client: Wire, server: Wire, first: Callable[[], Awaitable[bytes]]) -> None:
     """Carries bytes both ways until one side is done. `first` gives what the client says first, meanwhile.
 
-    Raises what `first` raises, Broken and TooMuch.
+    Raises what `first` raises, WireBroken and TooMuch.
     """
 
     async def outward() -> bool:

@@ -24,7 +24,7 @@ class TooMuch(Exception):
     """A limit of the visit is reached. Its text says which one."""
 
 
-class Broken(ConnectionError):
+class WireBroken(ConnectionError):
     """The other side is gone, or does not speak TLS as it should."""
 
 
@@ -59,11 +59,11 @@ class Wire(Protocol):
     """One side of a connection."""
 
     async def read(self) -> bytes:
-        """Returns what came, nothing at its end. Raises Broken or TooMuch."""
+        """Returns what came, nothing at its end. Raises WireBroken or TooMuch."""
         ...
 
     async def write(self, data: bytes) -> None:
-        """Sends, and waits while the other side takes nothing. Raises Broken."""
+        """Sends, and waits while the other side takes nothing. Raises WireBroken."""
         ...
 
     async def end(self) -> bool:
@@ -83,7 +83,7 @@ class StreamWire:
         try:
             data = await self._reader.read(READ_BYTES)
         except OSError:  # SSLError is one: of the TLS between services
-            raise Broken from None
+            raise WireBroken from None
         self._meter.count(len(data))
         return data
 
@@ -92,7 +92,7 @@ class StreamWire:
             self._writer.write(data)
             await self._writer.drain()
         except (OSError, RuntimeError):  # uvloop's for a transport that is closing
-            raise Broken from None
+            raise WireBroken from None
         self._meter.moved()
 
     async def end(self) -> bool:
@@ -115,7 +115,7 @@ class TlsWire:
         self._tls = context.wrap_bio(self._coming, self._going, server_side=name is None, server_hostname=name)
 
     async def handshake(self) -> None:
-        """Agrees on keys. Raises Broken, also when that takes too long."""
+        """Agrees on keys. Raises WireBroken, also when that takes too long."""
         try:
             async with asyncio.timeout(TLS_SECONDS):
                 while True:
@@ -126,7 +126,7 @@ class TlsWire:
                         await self._more()
         except (TimeoutError, ssl.SSLError, ValueError):
             await self._flush()  # the alert that says why
-            raise Broken("no TLS") from None
+            raise WireBroken("no TLS") from None
         await self._flush()
 
     async def _more(self) -> None:
@@ -151,7 +151,7 @@ class TlsWire:
             except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
                 return b""
             except ssl.SSLError:
-                raise Broken from None
+                raise WireBroken from None
 
     async def write(self, data: bytes) -> None:
         try:
@@ -159,7 +159,7 @@ class TlsWire:
                 self._tls.write(data[at : at + READ_BYTES])
                 await self._flush()
         except ssl.SSLError:
-            raise Broken from None
+            raise WireBroken from None
 
     async def end(self) -> bool:
         try:

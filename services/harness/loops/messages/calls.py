@@ -16,6 +16,7 @@ from services.harness.journal import Journal
 from services.harness.loops.messages.ahead import with_what_follows
 from services.harness.loops.messages.core import LookUpTools, RunCall
 from services.harness.loops.messages.offers import offered
+from services.harness.loops.messages.output import Follow, show
 from services.harness.loops.messages.policies import routes_of
 from services.harness.loops.messages.state import Call, State
 from services.harness.ports import Ports, Sandbox
@@ -126,12 +127,21 @@ class Calls:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
-        result = await self._execute(run)
+        showing = asyncio.create_task(show(self._journal, run.call.id, self._following(run)), name="show")
+        try:
+            result = await self._execute(run)
+        finally:
+            showing.cancel()
         failpoints.hit("harness.result_returned")
         if result.outcome == "GONE" and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
         failpoints.hit("harness.result_stored")
+
+    def _following(self, run: RunCall) -> Follow:
+        if run.sandbox_id:
+            return lambda offset: self._ports.hands.follow(run.sandbox_id, run.call.id, offset)
+        return lambda offset: self._ports.servers.follow(self._journal.grant, run.call.id, offset)
 
     async def _execute(self, run: RunCall) -> ToolResult:
         deadline = self._ports.now() + TRY_AGAIN_SECONDS

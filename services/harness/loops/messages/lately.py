@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from services.harness.core import CallFinished, Fact
+from services.harness.core import CallFinished, DoorRefused, Fact
 from services.harness.loops.messages.state import Link, State
 
 MAX_SESSIONS = 256
@@ -62,4 +62,6 @@ def _grown(link: Link | None, before: Known | None) -> int:
 def _text(fact: object) -> int:
     if isinstance(fact, CallFinished):
         return len(fact.result.output) + len(fact.result.content)
+    if isinstance(fact, DoorRefused):
+        return len(fact.target) + len(fact.message)
     return len(getattr(fact, "content", ""))

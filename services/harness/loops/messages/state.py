@@ -19,6 +19,7 @@ from services.harness.core import (
     CustomAnswered,
     CustomAsked,
     Detached,
+    DoorRefused,
     Ended,
     Fact,
     Interrupt,
@@ -31,6 +32,7 @@ from services.harness.core import (
     Rendered,
     Replied,
     Retry,
+    Said,
     SessionOver,
     Started,
     Step,
@@ -73,7 +75,7 @@ class Call:
 class Link:
     """One fact of the conversation and those before it: grows by one without copying."""
 
-    fact: Message | Replied | CallFinished
+    fact: Said
     before: Link | None
 
 
@@ -164,6 +166,8 @@ def fold(state: State, fact: Fact) -> State:
             return _configured(_with(state, **now, paused=""), config)
         case Message(position=position):
             return _with(state, **now, message=position, conversation=Link(fact, state.conversation))
+        case DoorRefused():
+            return _with(state, **now, conversation=Link(fact, state.conversation))
         case Interrupt(position=position):
             return _with(state, **now, interrupt=position if state.turn_open else 0)
         case Woke(position=position):

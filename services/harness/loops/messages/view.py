@@ -1,7 +1,8 @@
 """Makes the request to the model from the log: `view(state) -> request`, the same for the same log.
 
 A reply stands where it was caused: behind everything that it had read, before what landed while it was written.
-Between two replies the model is told the results of the first one's calls, then the messages, each in order.
+Between two replies the model is told the results of the first one's calls, then what doors of its hands have refused,
+then the messages, each in order.
 
 What the API would not take is never sent: empty text, thinking at a message's end, images beyond its limits (see
 `images`). A turn that the model refused is left out as a whole: with it in sight every later answer is refused too.
@@ -18,8 +19,8 @@ from typing import Any
 
 from services.harness import images
 from services.harness.blocks import REFERENCE, text_block
-from services.harness.core import CallFinished, Message, Replied, ToolResult
-from services.harness.loops.messages import plain
+from services.harness.core import CallFinished, DoorRefused, Message, Replied, Said, ToolResult
+from services.harness.loops.messages import plain, refusals
 from services.harness.loops.messages.policies import routes_of
 from services.harness.loops.messages.state import State
 
@@ -76,7 +77,7 @@ def _tools(state: State) -> list[Block]:
     ]
 
 
-def conversation(state: State) -> list[Message | Replied | CallFinished]:
+def conversation(state: State) -> list[Said]:
     """Lists what was said, newest first."""
     facts = []
     link = state.conversation
@@ -86,7 +87,7 @@ def conversation(state: State) -> list[Message | Replied | CallFinished]:
     return facts
 
 
-def _cause(fact: Message | Replied | CallFinished) -> tuple[int, int]:
+def _cause(fact: Said) -> tuple[int, int]:
     return (fact.read, 1) if isinstance(fact, Replied) else (fact.position, 0)
 
 
@@ -101,10 +102,11 @@ class _Telling:
         self._renditions = {key: _whole_blocks(content, blobs) for key, content in state.renditions.items()}
         self._asked: tuple[str, ...] = ()  # ids of the last reply's calls, in its order
         self._results: dict[str, tuple[ToolResult, int]] = {}
+        self._refusals: list[DoorRefused] = []
         self._texts: list[Block] = []
         self._border = 0  # messages of turns that have ended
 
-    def take(self, fact: Message | Replied | CallFinished) -> None:
+    def take(self, fact: Said) -> None:
         """Takes the next fact, in the order of cause."""
         match fact:
             case Message(content=content, position=position):
@@ -113,16 +115,22 @@ class _Telling:
                 ]
             case CallFinished(id=id, result=result, position=position):
                 self._results[id] = result, position
+            case DoorRefused():
+                self._refusals.append(fact)
             case Replied():
                 self.tell()
                 self.prior = len(self.said)
                 self._replied(fact)
 
     def tell(self) -> None:
-        """Ends the user's message."""
-        blocks = [self._result(id) for id in self._asked] + self._texts
+        """Ends the user's message. What doors refused is no reason for one: it waits for the next."""
+        results, texts = [self._result(id) for id in self._asked], self._texts
         self._asked, self._results, self._texts = (), {}, []
-        if blocks:
+        refused: list[Block] = []
+        if self._refusals and (results or texts):
+            refused = self._degraded([refusals.told(self._refusals)], self._refusals[-1].position)
+            self._refusals = []
+        if blocks := results + refused + texts:
             self.said.append({"role": "user", "content": blocks})
 
     def _replied(self, fact: Replied) -> None:

@@ -28,6 +28,7 @@ class Bubblewrap:
     """A `Place` (see there): one bubblewrap for each sandbox, with the runner as its process 1."""
 
     name = "bubblewrap"
+    own_network = True
 
     def __init__(self, state_dir: Path) -> None:
         """Starts nothing."""

@@ -35,6 +35,7 @@ class Containers:
     """A `Place` (see there): a container for each sandbox, with the runner as its process 1."""
 
     name = BACKEND
+    own_network = True
 
     def __init__(self, state_dir: Path, host: str) -> None:
         """Takes the address of the engine, which must see `state_dir` under the same path. Connects to nothing."""

@@ -38,6 +38,7 @@ class Unisolated:
     """A `Place` (see there) that is no place: the runner and its tools see and may do what the service may."""
 
     name = "process"
+    own_network = False
 
     def __init__(self, allowed: bool) -> None:
         """Takes whether the operator allows it."""
