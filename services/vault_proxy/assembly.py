@@ -33,6 +33,7 @@ from services.vault_proxy.github_app import Api, GithubApps
 from services.vault_proxy.mcp.connections import Connections, Limits
 from services.vault_proxy.ports import CredentialStore
 from services.vault_proxy.renewal import Renewal
+from services.vault_proxy.replicas import Replicas
 from services.vault_proxy.server import NAME, VaultProxy
 from services.vault_proxy.settings import Settings
 from services.vault_proxy.tools import Tools
@@ -108,7 +109,8 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     reach = settings.outbound_allow, settings.outbound_ca_file
     validation = Validation(session, store, vaults, wallet, connections, *reach)
     executions = Executions(settings.call_seconds)
-    tools = Tools(connections, executions, audit)
+    replicas = Replicas(settings.replicas, settings.tls_dir)
+    tools = Tools(connections, executions, audit, replicas)
     refusals, uses = Refusals(Audit(session)), Uses(audit)
     egress = egress_door(settings, purse, uses, refusals)
     git = git_door(settings, wallet, audit, refusals)
@@ -126,7 +128,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             reception.end_session(session_id)
             git.forget(session_id)
 
-    grants = Grants(session, revoked)
+    grants = Grants(session, revoked, vouched=True)
     server = serving.Server(settings)
     servicer = VaultProxy(grants, tools, vaults, reception, connecting, validation)
     add_VaultProxyServiceServicer_to_server(servicer, server.grpc)
@@ -151,4 +153,5 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             for task in behind:
                 task.cancel()
     await store.close()
+    await replicas.close()
     await channel.close()
