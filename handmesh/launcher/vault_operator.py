@@ -27,6 +27,7 @@ POLICY = f"""\
 path "{MOUNT}/data/tenants/+/vaults/*" {{ capabilities = ["create", "update", "patch", "read"] }}
 path "{MOUNT}/data/tenants/+/requests/*" {{ capabilities = ["create", "update", "read"] }}
 path "{MOUNT}/data/tenants/+/secrets/*" {{ capabilities = ["create", "update", "patch"] }}
+path "{MOUNT}/data/tenants/+/connections/*" {{ capabilities = ["create", "update", "read"] }}
 path "{MOUNT}/destroy/tenants/*" {{ capabilities = ["update"] }}
 path "{MOUNT}/metadata/tenants/*" {{ capabilities = ["read", "list", "delete"] }}
 path "auth/token/renew-self" {{ capabilities = ["update"] }}

@@ -19,7 +19,7 @@ _SESSION = {
     "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
-    "EndSession": READERS,
+    "EndSession": CLIENT,
     "ArchiveSession": CLIENT,
     "DeleteSession": CLIENT,
     "ForkSession": CLIENT,
@@ -35,6 +35,8 @@ _SESSION = {
     "OfferWork": HARNESS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
+    "VouchVault": CLIENT,
+    "RedeemVoucher": frozenset({"vault_proxy"}),
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": HANDS,
     "DownloadBlob": HANDS,
