@@ -24,6 +24,7 @@ from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.reception import Reception
 from services.vault_proxy.doors.refusals import Refusals
 from services.vault_proxy.doors.tickets import Tickets
+from services.vault_proxy.doors.uses import Uses
 from services.vault_proxy.doors.visit import Door
 from services.vault_proxy.doors.wires import Limits as DoorLimits
 from services.vault_proxy.executions import Executions
@@ -46,7 +47,7 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def egress_door(settings: Settings, purse: Purse, audit: Audit, refusals: Refusals) -> EgressDoor:
+def egress_door(settings: Settings, purse: Purse, uses: Uses, refusals: Refusals) -> EgressDoor:
     """Makes the egress door. Raises SettingsError for an authority that is none."""
 
     def dialler() -> Dialler:
@@ -59,7 +60,7 @@ def egress_door(settings: Settings, purse: Purse, audit: Audit, refusals: Refusa
         authority = Authority(settings.door_ca_cert_file, settings.door_ca_key_file)
     limits = DoorLimits(settings.egress_idle_seconds, settings.egress_seconds, settings.egress_mib * 1024 * 1024)
     hosts, most = settings.package_hosts, settings.egress_connections
-    return EgressDoor(dialler, purse, authority, audit, refusals, hosts, limits, most)
+    return EgressDoor(dialler, purse, authority, uses, refusals, hosts, limits, most)
 
 
 def git_door(settings: Settings, wallet: Wallet, audit: Audit, refusals: Refusals) -> GitDoor:
@@ -95,8 +96,8 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     vaults = Vaults(store, now, changed)
     executions = Executions(settings.call_seconds)
     tools = Tools(connections, executions, audit)
-    refusals = Refusals(Audit(session))
-    egress = egress_door(settings, purse, audit, refusals)
+    refusals, uses = Refusals(Audit(session)), Uses(audit)
+    egress = egress_door(settings, purse, uses, refusals)
     git = git_door(settings, wallet, audit, refusals)
     doors: dict[str, Door] = {"git": git, "egress": egress}
     tickets = Tickets(time.monotonic)
@@ -116,8 +117,11 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     server = serving.Server(settings)
     add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, reception), server.grpc)
     async with asyncio.TaskGroup() as tasks:
-        tellers = audit.tell(), refusals.tell_on()
-        behind = [tasks.create_task(each) for each in (grants.watch(), store.keep(), connections.keep_tidy(), *tellers)]
+        tellers = audit.tell(), refusals.tell_on(), uses.keep_turning()
+        behind = [
+            tasks.create_task(each)
+            for each in (grants.watch(), store.keep(), connections.keep_tidy(), purse.keep_tidy(), *tellers)
+        ]
         try:
             await listener.start(settings.door_listen, settings.tls_dir)
             await server.start(NAME)
@@ -128,6 +132,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             await executions.close()
             await connections.close()
             await renewal.close()
+            uses.turn()
             await asyncio.gather(audit.flush(), refusals.flush())
             for task in behind:
                 task.cancel()
