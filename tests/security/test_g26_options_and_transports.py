@@ -39,7 +39,6 @@ MORE_REFS = [
     "HEAD^{/x}",
     "HEAD:README",
     ":/x",
-    "+main",
     "^main",
     "--output=trap",
     "main\0x",
