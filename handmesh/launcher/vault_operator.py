@@ -125,6 +125,10 @@ class VaultOperator:
         """Unseals with the one key share. It is active a moment later."""
         self._request("PUT", "sys/unseal", {"key": key})
 
+    def seal(self) -> None:
+        """Seals it: until it is unsealed it answers nobody."""
+        self._request("PUT", "sys/seal")
+
     def lay_out(self, issuer_key: str) -> None:
         """Makes the secrets engine, the policies and the two ways in, as far as they are missing or other than now.
 

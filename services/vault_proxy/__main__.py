@@ -14,6 +14,7 @@ ON_FIRST_USE = (
     "services.vault_proxy.connecting.accounts",
     "services.vault_proxy.mcp.connection",
     "services.vault_proxy.stores.hashicorp.login",
+    "services.vault_proxy.stores.hashicorp.reads",
     "services.vault_proxy.stores.memory",
 )
 

@@ -67,7 +67,9 @@ class VaultProxy(VaultProxyServiceServicer):
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         access = await self._access(context)
-        call = Call(request.name, request.input, request.execution_id, request.attach_only)
+        replica = _is_replica()
+        grant = "" if replica else shown(context.invocation_metadata())
+        call = Call(request.name, request.input, request.execution_id, request.attach_only or replica, grant)
         return pb.ExecuteResponse(result=_result(await self._tools.execute(access, call)))
 
     async def WatchExecution(
@@ -83,7 +85,8 @@ class VaultProxy(VaultProxyServiceServicer):
                 yield pb.WatchExecutionResponse(chunk=each, next_offset=offset)
 
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
-        self._tools.cancel(await self._access(context), request.execution_id)
+        grant = "" if _is_replica() else shown(context.invocation_metadata())
+        await self._tools.cancel(await self._access(context), request.execution_id, grant)
         return pb.CancelExecutionResponse()
 
     async def CreateVault(self, request: pb.CreateVaultRequest, context: Context) -> pb.CreateVaultResponse:
@@ -154,10 +157,16 @@ class VaultProxy(VaultProxyServiceServicer):
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
         grant = shown(context.invocation_metadata())
         answer = await self._grants.check(grant)
-        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant)))
+        word = Secret(answer.vault_jwt) if answer.vault_jwt else None
+        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant), word))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
         return access
+
+
+def _is_replica() -> bool:
+    """Says whether another replica asks: for what this one knows itself."""
+    return identity.current().kind == "vault_proxy"
 
 
 def _tenant() -> str:

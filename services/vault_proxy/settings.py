@@ -12,6 +12,7 @@ from services.kit.settings import (
     Mesh,
     SettingsError,
     address,
+    addresses,
     existing,
     one_of,
     path,
@@ -81,6 +82,12 @@ class Settings(Mesh):
     )
     idle_seconds: int = setting(
         "HANDMESH_MCP_IDLE_SECONDS", whole, 300, "After how long an unused connection to an MCP server is closed."
+    )
+    replicas: tuple[str, ...] = setting(
+        "HANDMESH_VAULT_PROXY_REPLICAS",
+        lambda value: tuple(addresses(value).split(",")),
+        (),
+        "host:port,...: the other replicas' mesh ports. A call that one of them runs is found there.",
     )
     door_listen: str = setting(
         "HANDMESH_DOOR_LISTEN",

@@ -45,6 +45,7 @@ class SessionPeer(SessionServiceServicer):
         tenant: str = "default",
         session_id: str | None = None,
         epoch: int = 2,
+        git_rules: tuple[pb.GitRule, ...] = (),
     ) -> str:
         """Makes a grant of a session and returns it."""
         grant = secrets.token_urlsafe(32)
@@ -54,6 +55,7 @@ class SessionPeer(SessionServiceServicer):
             epoch=epoch,
             mcp_servers=servers,
             vault_ids=vault_ids,
+            git_rules=git_rules,
         )
         return grant
 

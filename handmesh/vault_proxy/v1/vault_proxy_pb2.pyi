@@ -176,7 +176,9 @@ class ExecuteRequest(message.Message):
     minutes.
     """
     attach_only: builtins.bool
-    """Only waits for an execution that this service knows; starts none."""
+    """Only waits for an execution that this service knows, on whichever replica;
+    starts none.
+    """
     def __init__(
         self,
         *,

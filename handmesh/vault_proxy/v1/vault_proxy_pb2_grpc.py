@@ -195,8 +195,8 @@ class VaultProxyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Asks the MCP server to stop an execution. Idempotent; an id that is not
-        known never starts.
+        """Asks the MCP server to stop an execution, whichever replica runs it.
+        Idempotent; an id that is not known never starts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -76,8 +76,8 @@ class VaultProxyServiceStub:
     * What `Execute` ends with when there is no result.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]
-    """Asks the MCP server to stop an execution. Idempotent; an id that is not
-    known never starts.
+    """Asks the MCP server to stop an execution, whichever replica runs it.
+    Idempotent; an id that is not known never starts.
     """
     PrepareDoors: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.PrepareDoorsRequest, _vault_proxy_pb2.PrepareDoorsResponse]
     """Says what a sandbox must be told of its doors before its tools run: values
@@ -216,8 +216,8 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     * What `Execute` ends with when there is no result.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Asks the MCP server to stop an execution. Idempotent; an id that is not
-    known never starts.
+    """Asks the MCP server to stop an execution, whichever replica runs it.
+    Idempotent; an id that is not known never starts.
     """
     PrepareDoors: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.PrepareDoorsRequest, _vault_proxy_pb2.PrepareDoorsResponse]  # type: ignore[assignment]
     """Says what a sandbox must be told of its doors before its tools run: values
@@ -377,8 +377,8 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vault_proxy_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.CancelExecutionResponse, _abc.Awaitable[_vault_proxy_pb2.CancelExecutionResponse]]:
-        """Asks the MCP server to stop an execution. Idempotent; an id that is not
-        known never starts.
+        """Asks the MCP server to stop an execution, whichever replica runs it.
+        Idempotent; an id that is not known never starts.
         """
 
     @_abc_1.abstractmethod
