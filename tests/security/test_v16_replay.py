@@ -175,11 +175,12 @@ async def test_a_grant_ends_when_another_harness_takes_over(ground: Ground) -> N
 
 
 async def test_a_grant_is_for_those_who_may_show_it(ground: Ground) -> None:
-    """Alive, but with another service's certificate: refused before the grant is looked at."""
+    """Alive, but with another service's certificate: it starts nothing."""
     session = await ground.work("everything")
     thief = await thief_of(ground, session.id)
-    for caller in ("session", "sandbox", "vault_proxy"):
+    for caller in ("session", "sandbox"):
         assert await thief.credential(caller) == "METHOD_DENIED"
+    assert await thief.credential("vault_proxy") == "EXECUTION_UNKNOWN", "a replica may attach, and start nothing"
     for caller in ("session", "vault_proxy"):
         assert await thief.command(caller) == "METHOD_DENIED"
     assert await thief.check("harness") == "METHOD_DENIED"
