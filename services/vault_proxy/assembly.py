@@ -14,6 +14,7 @@ from services.kit import channels, serving
 from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
+from services.vault_proxy.connecting import Connecting
 from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.doors.authority import Authority
 from services.vault_proxy.doors.egress import EgressDoor
@@ -30,10 +31,13 @@ from services.vault_proxy.doors.wires import Limits as DoorLimits
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.github_app import Api, GithubApps
 from services.vault_proxy.mcp.connections import Connections, Limits
+from services.vault_proxy.ports import CredentialStore
 from services.vault_proxy.renewal import Renewal
+from services.vault_proxy.replicas import Replicas
 from services.vault_proxy.server import NAME, VaultProxy
 from services.vault_proxy.settings import Settings
 from services.vault_proxy.tools import Tools
+from services.vault_proxy.validation import Validation
 from services.vault_proxy.vaults import Vaults
 from services.vault_proxy.wallet import Wallet
 
@@ -76,6 +80,13 @@ def git_door(settings: Settings, wallet: Wallet, audit: Audit, refusals: Refusal
     return GitDoor(Upstream(wallet, apps, audit, streams), refusals, settings.git_push_mib * 1024 * 1024)
 
 
+def account_flow(settings: Settings, store: CredentialStore, vaults: Vaults) -> Connecting:
+    """Makes what connects accounts, when it is needed."""
+    reach = settings.outbound_allow, settings.outbound_ca_file
+    document = settings.oauth_client_url
+    return Connecting(lambda accounts: accounts(store, vaults, time.time, *reach, document))
+
+
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     """Serves as long as the context lasts. At its end calls may finish, and uses of credentials are told."""
@@ -94,8 +105,12 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
         purse.changed(credential_id)
 
     vaults = Vaults(store, now, changed)
+    connecting = account_flow(settings, store, vaults)
+    reach = settings.outbound_allow, settings.outbound_ca_file
+    validation = Validation(session, store, vaults, wallet, connections, *reach)
     executions = Executions(settings.call_seconds)
-    tools = Tools(connections, executions, audit)
+    replicas = Replicas(settings.replicas, settings.tls_dir)
+    tools = Tools(connections, executions, audit, replicas)
     refusals, uses = Refusals(Audit(session)), Uses(audit)
     egress = egress_door(settings, purse, uses, refusals)
     git = git_door(settings, wallet, audit, refusals)
@@ -113,9 +128,10 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             reception.end_session(session_id)
             git.forget(session_id)
 
-    grants = Grants(session, revoked)
+    grants = Grants(session, revoked, vouched=True)
     server = serving.Server(settings)
-    add_VaultProxyServiceServicer_to_server(VaultProxy(grants, tools, vaults, reception), server.grpc)
+    servicer = VaultProxy(grants, tools, vaults, reception, connecting, validation)
+    add_VaultProxyServiceServicer_to_server(servicer, server.grpc)
     async with asyncio.TaskGroup() as tasks:
         tellers = audit.tell(), refusals.tell_on(), uses.keep_turning()
         behind = [
@@ -137,4 +153,5 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             for task in behind:
                 task.cancel()
     await store.close()
+    await replicas.close()
     await channel.close()

@@ -65,8 +65,12 @@ class Audit:
     ) -> None:
         """Takes note of a use, at once. `execution_id` is the call's, or empty when there is none.
 
-        `result` is `ok` or an ErrorReason by name, `times` how many uses this is.
+        `result` is `ok` or an ErrorReason by name, `times` how many uses this is. Without a session there is no log to
+        tell: ours has it.
         """
+        if not session_id:
+            _log.info("a credential was used", credential_id=credential.credential_id, server=server, result=result)
+            return
         use = event_pb2.CredentialUsed(
             credential_id=credential.credential_id,
             vault_id=credential.vault_id,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterable
-from http import HTTPStatus
 
 from services.vault_proxy.core.http_head import HEAD_BYTES, Head, HeadRefused, chunk_size, head_of
 from services.vault_proxy.doors.refusal import Refusal, malformed
@@ -152,7 +151,10 @@ class Answer:
     async def _begin(self, status: int, content_type: str, framing: Iterable[tuple[str, str]]) -> None:
         self.begun = True
         headers = [("Content-Type", content_type), ("Cache-Control", "no-store"), ("Connection", "close"), *framing]
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers)]
+        lines = [
+            f"HTTP/1.1 {status} {'OK' if status < 400 else 'Refused'}",
+            *(f"{name}: {value}" for name, value in headers),
+        ]
         await self._write(("\r\n".join(lines) + "\r\n\r\n").encode("ascii"))
 
     async def _write(self, data: bytes) -> None:
