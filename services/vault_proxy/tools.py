@@ -98,6 +98,8 @@ class Tools:
         async def work(say: Say) -> Answer:
             return await self._perform(access, server, call.name, arguments, execution_id, say)
 
+        if not call.execution_id and call.attach_only:
+            raise Gone("EXECUTION_UNKNOWN", "attach_only names no execution", execution_id="")
         if not call.execution_id:
             return await self._executions.run_once(access.session_id, work)
         key = (access.session_id, call.execution_id)

@@ -54,11 +54,8 @@ def lack_of(marker: str) -> str | None:
         case "e2e":
             return _lack_of_nats() or _lack_of_bao()
         case "peers":
-            return (
-                None
-                if (PEERS / "installed").exists()
-                else "the reference MCP servers are missing. Get them with: make peers"
-            )
+            there = (PEERS / "installed").exists() and (PEERS / "node_modules" / "oidc-provider").exists()
+            return None if there else "MCP servers and an OAuth server of others are missing. Get them with: make peers"
         case "live":
             return None if os.environ.get("ANTHROPIC_API_KEY") and not in_ci() else "needs a real ANTHROPIC_API_KEY"
         case _:
