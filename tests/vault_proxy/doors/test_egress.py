@@ -15,7 +15,7 @@ from services.kit.origin import Allowed
 from services.vault_proxy.doors.wires import Limits
 from services.vault_proxy.grants import Server
 from tests.kit.test_origin import REFUSED_ADDRESSES
-from tests.support.sockets import SOCKETS
+from tests.support.heard import SOCKETS
 from tests.vault_proxy.doors.egress_world import HOST, LIMITS, SANDBOX, World, egress_world
 from tests.vault_proxy.strange_server import Reply
 
