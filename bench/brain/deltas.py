@@ -38,7 +38,7 @@ class Block:
 
 async def measure(size: str) -> AsyncIterator[Any]:
     """Measures blocks, the arms interleaved in each."""
-    async with start() as world, echo(world) as called:
+    async with start(linger="0") as world, echo(world) as called:
         watch = await world.session()
         for _ in range(WARM_UP):
             await world.turn(watch, PLAN)

@@ -26,7 +26,7 @@ WARM_UP = 5
 
 async def measure(size: str) -> AsyncIterator[Any]:
     """Wakes a long session and a short one in turns."""
-    async with start() as world:
+    async with start(linger="0") as world:
         long, short = await world.session(), await world.session()
         for _ in telling("turns of the session that is to be long", range(EVENTS)):
             await world.turn(long, Plan("true"))

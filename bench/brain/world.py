@@ -106,8 +106,11 @@ class World:
 
 
 @asynccontextmanager
-async def start(*, counted: Path | None = None, capacity: int = 100) -> AsyncIterator[World]:
-    """Starts everything in a folder of its own. With `counted` each unary call that a service gets is told there."""
+async def start(*, counted: Path | None = None, capacity: int = 100, linger: str = "") -> AsyncIterator[World]:
+    """Starts everything in a folder of its own. With `counted` each unary call that a service gets is told there.
+
+    `linger` is how many seconds the harness keeps a session after a turn, if not what it does by itself.
+    """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="handmesh-bench-")))
         url = await start_model(stack, folder)
@@ -117,6 +120,8 @@ async def start(*, counted: Path | None = None, capacity: int = 100) -> AsyncIte
             path = os.pathsep.join((str(HERE / "counting"), str(ROOT)))
             told = {"PYTHONPATH": path, "HANDMESH_BENCH_CALLS": str(counted)}
             extra = dict.fromkeys(("session", "harness", "sandbox", "vault_proxy"), told)
+        if linger:
+            extra["harness"] = extra.get("harness", {}) | {"HANDMESH_LINGER_SECONDS": linger}
         settings = MeshSettings(
             folder / "mesh",
             Claude("any", url),

@@ -63,4 +63,5 @@ def _said(entry: session_pb2.AuditEntry) -> tuple[str, str, str, str]:
         refused = entry.event.door_refused
         return "-", refused.target, f"{refused.door} door", refused.reason
     used = entry.event.credential_used
-    return used.credential_id, used.server, used.execution_id or "-", used.result
+    result = f"{used.result}, {used.times} times" if used.times > 1 else used.result
+    return used.credential_id, used.server, used.execution_id or "-", result

@@ -63,7 +63,12 @@ async def run(settings: Settings) -> None:
     types = harness_types()
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(
-        types, lambda session_id, newest: RemoteLog(session, session_id, newest), ports, instance, settings.capacity
+        types,
+        lambda session_id, newest: RemoteLog(session, session_id, newest),
+        ports,
+        instance,
+        settings.capacity,
+        settings.linger,
     )
     server = Server(settings)
     claims = Claims(session, runs, sorted(types), instance)

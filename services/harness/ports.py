@@ -38,8 +38,11 @@ class Previews(Protocol):
     def show(self, preview: Preview) -> None:
         """Takes one piece; returns at once."""
 
+    def hurry(self) -> None:
+        """Sends what is left without waiting for more: the event itself comes now. What it overtakes is dropped."""
+
     async def flush(self) -> None:
-        """Sends what is left without waiting for more. On return it is on its way, ahead of the event itself."""
+        """Sends what is left without waiting for more. On return it is on its way."""
 
     async def close(self) -> None:
         """Sends what is left, for at most a second."""
@@ -212,6 +215,7 @@ class Ports:
 
 
 ASKING = "model"  # the step in which the model is asked
+LINGERING = "lingering"  # the step in which the next message is waited for
 
 
 class Progress(Protocol):
@@ -222,6 +226,9 @@ class Progress(Protocol):
 
     def step(self, name: str) -> None:
         """What the run does now. `ASKING` is what a harness that goes away lets end if it can: it is paid for."""
+
+    def linger(self) -> float:
+        """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
 
 
 class HarnessType(Protocol):

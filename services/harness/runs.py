@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from handmesh.session.v1.event_pb2 import Event
-from services.harness.ports import ASKING, HarnessType, Ports, SessionLog
+from services.harness.ports import ASKING, LINGERING, HarnessType, Ports, SessionLog
 from services.kit.errors import Conflict, Full, Gone, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 
@@ -27,6 +27,7 @@ class Run:
     start_time: float = field(default_factory=time.time)
     moved_on: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[float | None] | None = None
+    linger: Callable[[], float] = lambda: 0.0
 
     def took_up(self, epoch: int) -> None:
         self.epoch = epoch
@@ -55,8 +56,10 @@ class Runs:
         ports: Ports,
         instance: str,
         capacity: int,
+        linger: float = 0.0,
     ) -> None:
         self.capacity = capacity
+        self._linger = linger
         self.draining = False
         self._types = types
         self._open_log = open_log
@@ -68,9 +71,9 @@ class Runs:
         """Returns the runs, oldest first."""
         return list(self._runs.values())
 
-    def has(self, session_id: str) -> bool:
-        """Says whether a session is at work here."""
-        return session_id in self._runs
+    def is_working(self, session_id: str) -> bool:
+        """Says whether a session is at work here, and not only kept."""
+        return session_id in self._runs and self._runs[session_id].doing != LINGERING
 
     def check(self, harness: str) -> None:
         """Raises what speaks against one more run: Refused for a type that is not here, Unavailable while draining,
@@ -99,10 +102,14 @@ class Runs:
 
     def _begin(self, session_id: str, harness: str, newest: Sequence[Event]) -> Run:
         self.check(harness)
-        run = self._runs[session_id] = Run(session_id)
+        run = self._runs[session_id] = Run(session_id, linger=self._patience)
         run.task = asyncio.create_task(self._run(run, self._types[harness], newest), name=f"run {session_id}")
         run.task.add_done_callback(_heard)
         return run
+
+    def _patience(self) -> float:
+        """How long a session may be kept that needs nobody: not at all when half the room is taken."""
+        return self._linger if len(self._runs) <= self.capacity // 2 else 0.0
 
     async def _run(self, run: Run, kind: HarnessType, newest: Sequence[Event]) -> float | None:
         try:

@@ -42,7 +42,7 @@ class HarnessServicer(HarnessServiceServicer):
         self._draining: asyncio.Task[None] | None = None
 
     async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:
-        if self._runs.has(request.session_id):
+        if self._runs.is_working(request.session_id):
             return pb.WakeResponse(outcome=pb.WAKE_OUTCOME_ALREADY_AWAKE)
         found = await self._offer(request.session_id)
         if found.outcome == OFFER_OUTCOME_OFFERED:

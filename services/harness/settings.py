@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, address, addresses, existing, flag, path, setting, url, whole
+from services.kit.settings import REQUIRED, Mesh, address, addresses, existing, flag, path, setting, tuning, url, whole
+
+
+def seconds(value: str) -> float:
+    """Takes a number of seconds, 0 among them."""
+    if not value.replace(".", "", 1).isdecimal() or not value.isascii() or float(value) > 60:
+        raise ValueError("a number of seconds, at most 60")
+    return float(value)
 
 
 @dataclass(frozen=True)
@@ -35,3 +42,9 @@ class Settings(Mesh):
         "TOML file of models' prices, before the built-in ones.",
     )
     capacity: int = setting("HANDMESH_CAPACITY", whole, 100, "Most sessions that this harness works on at once.")
+    linger: float = tuning(
+        "HANDMESH_LINGER_SECONDS",
+        seconds,
+        5.0,
+        "How long a session is kept when its turn has ended: what is said to it meanwhile is answered sooner.",
+    )

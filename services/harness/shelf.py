@@ -30,6 +30,10 @@ class Shelf:
         self._log = log
         self._remembered: OrderedDict[str, bytes] = OrderedDict()
 
+    def clear(self) -> None:
+        """Forgets what it remembers: nobody asks for a while."""
+        self._remembered.clear()
+
     async def fitted(self, result: ToolResult) -> tuple[ToolResult, tuple[BlobRef, ...]]:
         """Returns a result that fits into its event, and the blobs that hold the rest.
 

@@ -102,10 +102,10 @@ class Claims:
     async def offer(self, session_id: str) -> tuple[Offered, str]:
         """Does the same for whoever asks; says what was found, and the session's harness type. Raises Gone."""
         state = await self._writer.current(session_id)
-        if session_id in self._by_session:
-            return Offered.CLAIMED, state.harness
         if not needs_harness(state):
             return Offered.NOT_NEEDED, state.harness
+        if session_id in self._by_session:
+            return Offered.CLAIMED, state.harness
         if not await self._queue.put(state.harness, session_id) and await self._holders.has(session_id):
             return Offered.CLAIMED, state.harness
         return Offered.OFFERED, state.harness

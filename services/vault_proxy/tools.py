@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.kit import failpoints, ids
-from services.kit.errors import Denied, Invalid, ServiceError
+from services.kit.errors import Denied, Gone, Invalid, ServiceError
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.core import naming
 from services.vault_proxy.core.answer import Answer, parse_input, read_answer
@@ -17,6 +17,7 @@ from services.vault_proxy.executions import Executions, MayHaveRun, Say, digest_
 from services.vault_proxy.grants import Access, Server
 from services.vault_proxy.mcp.connections import Connections, Use
 from services.vault_proxy.mcp.problems import ServerLost
+from services.vault_proxy.replicas import Replicas
 
 ANSWER_BYTES = 6 * 1024 * 1024  # of all servers' tools together: one gRPC message takes 8 MiB
 
@@ -29,15 +30,17 @@ class Call:
     input: str
     execution_id: str = ""
     attach_only: bool = False
+    grant: str = field(default="", repr=False)  # what other replicas are asked with; none: nobody is asked
 
 
 class Tools:
     """Lists and calls tools for whoever has access."""
 
-    def __init__(self, connections: Connections, executions: Executions, audit: Audit) -> None:
+    def __init__(self, connections: Connections, executions: Executions, audit: Audit, replicas: Replicas) -> None:
         self._connections = connections
         self._executions = executions
         self._audit = audit
+        self._replicas = replicas
 
     async def list(self, access: Access, refresh: bool) -> Catalog:
         """Returns the tools of all servers of the session. A server's failure is a problem, and costs only itself.
@@ -95,10 +98,18 @@ class Tools:
         async def work(say: Say) -> Answer:
             return await self._perform(access, server, call.name, arguments, execution_id, say)
 
+        if not call.execution_id and call.attach_only:
+            raise Gone("EXECUTION_UNKNOWN", "attach_only names no execution", execution_id="")
         if not call.execution_id:
             return await self._executions.run_once(access.session_id, work)
         key = (access.session_id, call.execution_id)
-        return await self._executions.run(key, digest_of(call.name, arguments), work, call.attach_only)
+        try:
+            return await self._executions.run(key, digest_of(call.name, arguments), work, call.attach_only)
+        except Gone:
+            found = await self._replicas.attach(call.grant, call.name, call.input, call.execution_id)
+            if found is None:
+                raise
+            return found
 
     def watch(self, access: Access, execution_id: str, skip: int) -> AsyncIterator[str | Answer]:
         """Yields what a call says of its progress, and its result at the end. Raises as `execute` does."""
@@ -108,11 +119,12 @@ class Tools:
             raise Invalid("ARGUMENT_INVALID", "offset: expected 0 or more", field="offset")
         return self._executions.watch((access.session_id, execution_id), skip)
 
-    def cancel(self, access: Access, execution_id: str) -> None:
-        """Stops a call; one that is not known never starts."""
+    async def cancel(self, access: Access, execution_id: str, grant: str = "") -> None:
+        """Stops a call, whichever replica runs it; one that is not known never starts."""
         if not execution_id:
             raise Invalid("ID_INVALID", "execution_id is missing", field="execution_id")
         self._executions.cancel((access.session_id, execution_id))
+        await self._replicas.cancel(grant, execution_id)
 
     def end_session(self, session_id: str) -> None:
         """Stops a session's calls and lets go of its connections."""

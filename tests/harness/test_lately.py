@@ -120,7 +120,7 @@ def facts(count: int, text: str) -> list[Fact]:
 def kept(store: Lately, session: str, count: int, text: str = "") -> State:
     said = facts(count, text)
     state = fold_all(said)
-    store.keep(session, state, said[-1], None)
+    store.keep(session, state, said[-1], None, None)
     return state
 
 
@@ -144,11 +144,11 @@ def test_what_was_added_up_is_not_added_up_again() -> None:
     store = Lately()
     said = facts(6, "hello")
     first = fold_all(said[:4])
-    store.keep(SESSION, first, said[3], None)
+    store.keep(SESSION, first, said[3], None, None)
     before = store.take(SESSION)
-    store.keep(SESSION, fold_all(said[4:], first), said[5], before)
+    store.keep(SESSION, fold_all(said[4:], first), said[5], None, before)
     grown = store.take(SESSION)
-    store.keep(SESSION, fold_all(said), said[5], None)
+    store.keep(SESSION, fold_all(said), said[5], None, None)
     whole = store.take(SESSION)
     assert grown is not None
     assert whole is not None

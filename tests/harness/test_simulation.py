@@ -32,7 +32,7 @@ from services.harness.core import (
 )
 from services.harness.loops.messages import core
 from services.harness.loops.messages.state import State, fold, fold_all
-from services.harness.loops.messages.view import conversation
+from services.harness.loops.messages.told import conversation
 from services.session.core import Status, status
 from services.session.verify import check, check_acknowledged
 from tests.support.simulation import Simulation

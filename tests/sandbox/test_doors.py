@@ -20,6 +20,7 @@ from services.sandbox.environments import Environments
 from services.sandbox.hand import HandSettings, Limits, Network, Recipe
 from services.sandbox.passes import Passes
 from services.sandbox.pool import Pools
+from services.sandbox.runner.doors import MAX_VISITS
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 from services.sandbox.seeds import Seeds, SeedSettings
 from services.sandbox.seeds_git import Git
@@ -51,6 +52,7 @@ class World:
     git: GitServer
     upstream: Upstream
     made: list[str] = field(default_factory=list)
+    limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
         self.session_id = mint("sess")
@@ -59,9 +61,9 @@ class World:
     def open(self) -> None:
         """Makes the service, as at its start: it has the grants of nobody."""
         recipes = [
-            Recipe("open", self.backend, network=NETWORK, limits=LIMITS),
-            Recipe("shut", self.backend, limits=LIMITS),
-            Recipe("pooled", self.backend, network=NETWORK, limits=LIMITS, pool=1),
+            Recipe("open", self.backend, network=NETWORK, limits=self.limits),
+            Recipe("shut", self.backend, limits=self.limits),
+            Recipe("pooled", self.backend, network=NETWORK, limits=self.limits, pool=1),
             Recipe("machine", "process", network=NETWORK),
         ]
         environments = Environments({recipe.name: recipe for recipe in recipes}, "shut")
@@ -186,6 +188,43 @@ async def test_a_tool_is_told_why_nothing_comes(
     script += "it.request('POST', 'http://example.test/', b'x' * 300_000); said = it.getresponse(); "
     said = await world.bash(sandbox, f'python3 -c "{script}print(said.status, said.read().decode())"')
     assert said.startswith(f"{status} {reason}") and GRANT not in said
+
+
+async def test_a_tool_that_went_away_holds_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection ends on both sides, though TLS cannot say that only one of them has ended."""
+    monkeypatch.setattr("services.sandbox.doors_relay.LINGER_SECONDS", 0.05)
+    ended = asyncio.Event()
+
+    async def door(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answering("come in", [])(reader, writer)
+        await reader.read()  # as one that waits for the next request
+        ended.set()
+
+    world.fake.doors[pb.DOOR_KIND_EGRESS] = door
+    world.note()
+    assert await world.bash(await world.provision("open"), GET) == "come in"
+    async with asyncio.timeout(20):
+        await ended.wait()
+
+
+async def test_idle_connections_of_one_sandbox_are_bounded_and_nobody_elses(world: World) -> None:
+    """Hundreds that say nothing leave the others' doors, and this sandbox's tools, as they were."""
+    world.fake.doors[pb.DOOR_KIND_EGRESS] = answering("come in", [])
+    world.note()
+    busy, other = await world.provision("open"), await world.provision("open")
+    script = "import socket, time; its = [socket.socket() for _ in range(500)]; [it.setblocking(False) for it in its]; "
+    script += "[it.connect_ex(('127.0.0.1', 8418)) for it in its]; open('on', 'w'); time.sleep(60)"
+    flood = asyncio.create_task(world.bash(busy, f'python3 -c "{script}"'))
+    assert await world.bash(busy, "until [ -e on ]; do sleep 0.01; done; echo on") == "on"
+    async with asyncio.timeout(20):
+        while len(world.fake.opened) < MAX_VISITS:
+            await asyncio.sleep(0.02)
+    assert await world.bash(other, GET) == "come in"
+    opened = [request for request in world.fake.opened if request.sandbox_id == busy]
+    assert len(opened) == MAX_VISITS
+    flood.cancel()
+    await asyncio.gather(flood, return_exceptions=True)
+    assert await world.bash(busy, GET) == "come in"
 
 
 async def test_doors_work_again_after_a_restart(world: World) -> None:

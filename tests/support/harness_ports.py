@@ -139,6 +139,9 @@ class MemoryLog:
     def show(self, preview: Preview) -> None:
         self.shown.append(preview)
 
+    def hurry(self) -> None:
+        pass
+
     async def flush(self) -> None:
         pass
 
@@ -281,6 +284,9 @@ class Told:
 
     def step(self, name: str) -> None:
         pass
+
+    def linger(self) -> float:
+        return 0.0
 
 
 def ports(model: ScriptedModel, hands: MemoryHands | None = None, servers: MemoryServers | None = None) -> Ports:

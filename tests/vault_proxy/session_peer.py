@@ -27,6 +27,7 @@ class SessionPeer(SessionServiceServicer):
 
     def __init__(self) -> None:
         self.grants: dict[str, pb.CheckGrantResponse] = {}
+        self.vouchers: dict[str, tuple[str, str]] = {}  # voucher -> tenant and vault
         self.checks = 0
         self.vouched = 0
         self.issuer_key_file: Path | None = None  # of the OpenBao that trusts this peer
@@ -58,6 +59,12 @@ class SessionPeer(SessionServiceServicer):
         )
         return grant
 
+    def voucher(self, vault_id: str, tenant: str = "default") -> str:
+        """Gives a client of a tenant a voucher for a vault."""
+        voucher = secrets.token_urlsafe(32)
+        self.vouchers[voucher] = tenant, vault_id
+        return voucher
+
     def session_of(self, grant: str) -> str:
         """Returns the session that a grant is for."""
         return self.grants[grant].session_id
@@ -87,6 +94,15 @@ class SessionPeer(SessionServiceServicer):
         answer.CopyFrom(found)
         holder = SessionPass(self.issuer_key_file, found.tenant, tuple(found.vault_ids), found.session_id, found.epoch)
         answer.vault_jwt = (await holder.voucher()).reveal()
+        return answer
+
+    async def RedeemVoucher(self, request: pb.RedeemVoucherRequest, context: Any) -> pb.RedeemVoucherResponse:
+        if request.voucher not in self.vouchers:
+            raise Unauthenticated("GRANT_INVALID", "the voucher is not valid, or not any more")
+        tenant, vault_id = self.vouchers.pop(request.voucher)
+        answer = pb.RedeemVoucherResponse(tenant=tenant, vault_id=vault_id)
+        if self.issuer_key_file is not None:
+            answer.vault_jwt = (await SessionPass(self.issuer_key_file, tenant, (vault_id,)).voucher()).reveal()
         return answer
 
     async def WatchRevocations(

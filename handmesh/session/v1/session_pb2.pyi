@@ -1487,6 +1487,102 @@ class GitRule(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class VouchVaultRequest(message.Message):
+    """Request for `VouchVault`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VAULT_ID_FIELD_NUMBER: builtins.int
+    vault_id: builtins.str
+    """The vault."""
+    def __init__(
+        self,
+        *,
+        vault_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["vault_id", b"vault_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class VouchVaultResponse(message.Message):
+    """Response for `VouchVault`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOUCHER_FIELD_NUMBER: builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    voucher: builtins.str
+    """The word. Opaque."""
+    @builtins.property
+    def expire_time(self) -> timestamp_pb2.Timestamp:
+        """When it ends."""
+
+    def __init__(
+        self,
+        *,
+        voucher: builtins.str = ...,
+        expire_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time", "voucher", b"voucher"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RedeemVoucherRequest(message.Message):
+    """Request for `RedeemVoucher`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    VOUCHER_FIELD_NUMBER: builtins.int
+    voucher: builtins.str
+    """The word that a client brought."""
+    def __init__(
+        self,
+        *,
+        voucher: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["voucher", b"voucher"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RedeemVoucherResponse(message.Message):
+    """Response for `RedeemVoucher`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    VAULT_ID_FIELD_NUMBER: builtins.int
+    VAULT_JWT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The client's tenant."""
+    vault_id: builtins.str
+    """The vault that it is for."""
+    vault_jwt: builtins.str
+    """Signed for the vault: lets its bearer read that vault's secrets for 60
+    seconds. Empty when this service has no key to sign with.
+    """
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        vault_id: builtins.str = ...,
+        vault_jwt: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tenant", b"tenant", "vault_id", b"vault_id", "vault_jwt", b"vault_jwt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListAuditEntriesRequest(message.Message):
     """Request for `ListAuditEntries`."""
 

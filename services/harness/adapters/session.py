@@ -158,8 +158,12 @@ class PreviewStream:
         self._sent.clear()
         self._news.set()
 
-    async def flush(self) -> None:
+    def hurry(self) -> None:
         """Sends what is left without waiting for more."""
+        self._flushed.set()
+
+    async def flush(self) -> None:
+        """Sends what is left, and waits until it is on its way."""
         self._flushed.set()
         if not self._sent.is_set():
             with contextlib.suppress(TimeoutError):

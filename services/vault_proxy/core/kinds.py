@@ -103,7 +103,7 @@ def check_secrets(draft: Draft) -> None:
         if value and (not _form(draft.kind, name).fullmatch(value) or len(value) > VALUE_CHARACTERS):
             _refuse(f"secret.{name}", f"has characters that it cannot have, or more than {VALUE_CHARACTERS}")
     scope = draft.facts.get("scope", "")
-    if scope and (not _SCOPE.fullmatch(scope) or len(scope) > SCOPE_CHARACTERS):
+    if scope and not is_scope(scope):
         _refuse("secret.scope", "expected scopes, each separated by one space from the next")
 
 
@@ -127,6 +127,11 @@ def key_of(kind: str, origin: Origin | None, facts: Mapping[str, str]) -> str:
 def is_bearer(value: str) -> bool:
     """Tells whether a value can be sent as a bearer token."""
     return _BEARER.fullmatch(value) is not None and len(value) <= VALUE_CHARACTERS
+
+
+def is_scope(text: str) -> bool:
+    """Tells whether a text is a scope or several, each separated by one space from the next."""
+    return _SCOPE.fullmatch(text) is not None and len(text) <= SCOPE_CHARACTERS
 
 
 def is_value(value: str) -> bool:

@@ -309,6 +309,8 @@ async def test_other_protocols_go_through_a_tunnel(world: World) -> None:
         ("CONNECT a.example: HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("CONNECT https://a.example:443/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("CONNECT a.example:443/x HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        ("CONNECT a.example:443 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", 400),
+        ("CONNECT a.example:443 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         ("CONNECT :443 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("CONNECT a.example:0 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),

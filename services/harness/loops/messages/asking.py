@@ -22,7 +22,8 @@ from services.harness.loops.messages.renditions import render
 from services.harness.loops.messages.request import Request, written
 from services.harness.loops.messages.showing import Showing
 from services.harness.loops.messages.state import State, retried
-from services.harness.loops.messages.view import Block, conversation, view
+from services.harness.loops.messages.told import Block, Told, conversation, since
+from services.harness.loops.messages.view import view
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
@@ -40,19 +41,23 @@ _log = Log("services.harness.loops.messages.asking")
 
 
 class Asking:
-    """What a turn does with the model. `state` returns the state as it is now."""
+    """What a turn does with the model. `state` returns the state as it is now; `told` is what it was told before."""
 
-    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State]) -> None:
+    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State], told: Told | None) -> None:
         self._journal = journal
         self._ports = ports
         self._state = state
+        self.told = told
 
     async def ask(self, newest_model: str) -> None:
         """Asks once, with everything that is in the log now."""
-        await render(self._journal, self._ports.pictures, self._state)
+        fresh = since(self._state(), self.told)
+        facts = conversation(self._state()) if fresh is None else fresh  # what was told before has no images
+        await render(self._journal, self._ports.pictures, facts, self._state)
         state = self._state()
-        blobs = await self._journal.shelf.opened(conversation(state), state.renditions.values())
-        request = written(view(state, newest_model, blobs))
+        blobs = await self._journal.shelf.opened(facts, state.renditions.values())
+        request = written(view(state, newest_model, blobs, self.told))
+        self.told = request.told
         model = state.config.model or newest_model
         if state.config.budgets.max_cost_micros and self._ports.prices.profile_of(model) is None:
             await self._journal.owned()
@@ -112,7 +117,7 @@ class Asking:
             beginning.cancel()
             showing.discard()
             raise
-        await showing.flush()
+        showing.hurry()
         return answer
 
     async def _begin(self, showing: Showing, read: int) -> None:
@@ -153,7 +158,7 @@ class Asking:
 def _check(answer: Answer, state: State) -> None:
     """Raises ModelFailure for an answer whose calls the log, or later the API, would refuse."""
     ids = [call.id for call in codec.calls_of(answer.content, answer.stop_reason)]
-    known = {call.id for fact in conversation(state) for call in _calls(fact)}
+    known = {call.id for fact in conversation(state) for call in _calls(fact)} if ids else frozenset()
     said = ""
     if len(ids) > MAX_CALLS:
         said = f"the model called {len(ids)} tools in one answer; at most {MAX_CALLS} are possible"

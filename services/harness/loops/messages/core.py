@@ -141,6 +141,12 @@ def decide(state: State, now: float) -> Action:
     return action if reached is None else Pause(reached)
 
 
+def is_answered(state: State) -> bool:
+    """Tells whether only a message is missing for this harness to go on."""
+    elsewhere = state.unknown or state.over or state.paused or state.config.harness != HARNESS
+    return not (elsewhere or state.turn_open)
+
+
 def running(action: Action) -> tuple[ToolCall, ...]:
     """Returns the calls that hands are asked for by an action."""
     return tuple(run.call for run in action.calls) if isinstance(action, RunCalls) else ()

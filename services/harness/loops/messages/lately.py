@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from services.harness.core import CallFinished, DoorRefused, Fact
 from services.harness.loops.messages.state import Link, State
+from services.harness.loops.messages.told import Told
 
 MAX_SESSIONS = 256
 MAX_BYTES = 2 * 1024 * 1024  # of what is remembered, as far as it grows with the conversation
@@ -19,11 +20,17 @@ FACT_BYTES = 600  # that a fact takes beside its text
 
 @dataclass(frozen=True)
 class Known:
-    """What a log says up to `last`, the fact that was folded last."""
+    """What a log says up to `last`, the fact that was folded last, and what the model was told of it."""
 
     state: State
     last: Fact
-    size: int
+    said: int  # bytes of the conversation
+    told: Told | None = None
+
+    @property
+    def size(self) -> int:
+        """Returns about how many bytes it takes, as far as that grows with the conversation."""
+        return self.said + (self.told.size if self.told else 0)
 
 
 class Lately:
@@ -40,19 +47,18 @@ class Lately:
         self._size -= known.size if known else 0
         return known
 
-    def keep(self, session_id: str, state: State, last: Fact, before: Known | None) -> None:
+    def keep(self, session_id: str, state: State, last: Fact, told: Told | None, before: Known | None) -> None:
         """Remembers a state. `before` is what it was folded from, if anything was known."""
         self.take(session_id)
-        size = _grown(state.conversation, before)
-        self._known[session_id] = Known(state, last, size)
-        self._size += size
+        known = self._known[session_id] = Known(state, last, _grown(state.conversation, before), told)
+        self._size += known.size
         while self._size > self._max_bytes or len(self._known) > MAX_SESSIONS:
             self.take(next(iter(self._known)))
 
 
 def _grown(link: Link | None, before: Known | None) -> int:
     """Adds up what a conversation takes, beginning where it was added up before."""
-    end, size = (before.state.conversation, before.size) if before else (None, FACT_BYTES)
+    end, size = (before.state.conversation, before.said) if before else (None, FACT_BYTES)
     while link is not None and link is not end:
         size += FACT_BYTES + _text(link.fact)
         link = link.before

@@ -20,7 +20,7 @@ from services.harness.loops.messages.asking import Asking
 from services.harness.loops.messages.calls import Calls
 from services.harness.loops.messages.lately import Known, Lately
 from services.harness.loops.messages.state import State, fold
-from services.harness.ports import Ports, Progress, SessionLog
+from services.harness.ports import LINGERING, Ports, Progress, SessionLog
 from services.kit import ids
 from services.kit.errors import Conflict
 from services.kit.logs import Log
@@ -58,7 +58,7 @@ class MessagesType:
         finally:
             await turn.close()
             if turn.journal.last is not None:
-                self._lately.keep(log.session_id, turn.state, turn.journal.last, known)
+                self._lately.keep(log.session_id, turn.state, turn.journal.last, turn.asking.told, known)
 
     async def _take_up(self, turn: Turn, instance: str) -> core.Action:
         """Takes the session up and returns what is to be done. Raises Conflict when another harness was faster."""
@@ -89,7 +89,7 @@ class Turn:
         self._ports = ports
         self._progress = progress
         self._calls = Calls(self.journal, ports, lambda: self.state)
-        self._asking = Asking(self.journal, ports, lambda: self.state)
+        self.asking = Asking(self.journal, ports, lambda: self.state, known.told if known else None)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._newest: asyncio.Task[str] | None = None
 
@@ -125,12 +125,24 @@ class Turn:
                 if action.until is not None and action.until - now <= LINGER_SECONDS:
                     await self._wait(head, max(0.0, action.until - now))
                     continue
+                if core.is_answered(self.state) and await self._lingered(head):
+                    continue
                 _log.info("resting", session_id=self.journal.log.session_id, why=action.why)
                 return action.until
             if await self._act(action):
                 continue
             due = core.due(self.state, now)
             await self._wait(head, None if due is None else due - now)
+
+    async def _lingered(self, head: int) -> bool:
+        """Keeps a session that needs nobody for a while. Tells whether something was said to it."""
+        seconds = self._progress.linger()
+        if seconds <= 0:
+            return False
+        self._progress.step(LINGERING)
+        self.journal.shelf.clear()
+        await self._wait(head, seconds)
+        return self.state.head != head
 
     async def _act(self, action: core.Action) -> bool:
         """Does or starts what was decided. Tells whether it was done at once."""
@@ -213,4 +225,4 @@ class Turn:
         assert self._newest is not None
         for _ in range(2):
             await asyncio.sleep(0)  # what takes the session up leaves first: the reply waits for it
-        await self._asking.ask(await asyncio.shield(self._newest))
+        await self.asking.ask(await asyncio.shield(self._newest))

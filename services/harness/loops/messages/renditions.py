@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from services.harness import images
 from services.harness.adapters import codec
 from services.harness.blocks import REFERENCE, spelled
-from services.harness.core import Replied
+from services.harness.core import Replied, Said
 from services.harness.journal import Journal
 from services.harness.loops.messages.state import State
-from services.harness.loops.messages.view import Block, conversation
+from services.harness.loops.messages.told import Block
 from services.harness.ports import Pictures
 from services.harness.shelf import content_of
 
 
-async def render(journal: Journal, pictures: Pictures | None, state: Callable[[], State]) -> None:
-    """Emits ContentRendered for each image or document in the log that the API would refuse and nobody has made fit."""
-    now = state()
-    facts = [fact for fact in conversation(now) if not isinstance(fact, Replied)]
+async def render(journal: Journal, pictures: Pictures | None, said: Sequence[Said], state: Callable[[], State]) -> None:
+    """Emits ContentRendered for each image or document in it that the API would refuse and nobody has made fit."""
+    facts = [fact for fact in said if not isinstance(fact, Replied)]
     contents = [content_of(fact) for fact in facts]
     pictured = [
         content for content in contents if '"image' in content or '"document' in content or REFERENCE in content

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from services.harness.loops.messages.view import Block, Kept, View
+from services.harness.loops.messages.told import Block, Head, Spelled, Told
+from services.harness.loops.messages.view import Kept, View
 
 CACHED = {"type": "ephemeral"}
 _CACHEABLE = frozenset({"text", "tool_result", "image", "document"})
@@ -26,28 +28,58 @@ class Request:
     request_hash: str
     prompt_hash: str
     prefix_hash: str
+    told: Told | None = field(default=None, compare=False, repr=False)
 
 
 def written(seen: View) -> Request:
-    """Writes a request. The same view gives the same bytes."""
-    request = seen.request
-    messages: list[Block] = request["messages"]
-    texts = [_message(message) for message in messages]
-    prompt = hashlib.sha256(_bytes(_dumped({key: request.get(key) for key in ("model", "tools", "system")})))
-    prefix_hash = ""
-    for count, text in enumerate(texts, 1):
+    """Writes a request. The same view gives the same bytes, whatever was written before."""
+    messages: list[Block | Spelled] = seen.request["messages"]
+    head = seen.head if seen.head.body else _spelled(seen.head)
+    texts = [message.text if isinstance(message, Spelled) else _message(message) for message in messages]
+    prompt, begun = _begun(seen.before, head)
+    for text in texts[begun : seen.prior]:
         prompt.update(_bytes(text))
-        if count == seen.prior:
-            prefix_hash = prompt.hexdigest()
+    prior = prompt.copy()
+    for text in texts[seen.prior :]:
+        prompt.update(_bytes(text))
+    told = seen.told and replace(seen.told, messages=_kept(messages, texts, seen.told), head=head, prompt=prior)
     for place in {seen.prior - 1, len(messages) - 1}:
         if place >= 0 and (marked := _marked_message(messages[place])) is not None:
             texts[place] = _message(marked)
-    body = _bytes(f'{_dumped(_marked_head(request))[:-1]},"stream":true,"messages":[{",".join(texts)}]}}')
-    return Request(body, hashlib.sha256(body).hexdigest(), prompt.hexdigest(), prefix_hash)
+    body = _bytes(f'{head.body},"stream":true,"messages":[{",".join(texts)}]}}')
+    prefix_hash = prior.hexdigest() if seen.prior else ""
+    return Request(body, hashlib.sha256(body).hexdigest(), prompt.hexdigest(), prefix_hash, told)
 
 
-def _marked_head(request: dict[str, Any]) -> dict[str, Any]:
-    head = {key: value for key, value in request.items() if key != "messages"}
+def _begun(before: Told | None, head: Head) -> tuple[Any, int]:
+    """Returns the prompt's hash as far as it is known, and up to which message that is."""
+    if before is not None and before.head is head:
+        return before.prompt.copy(), before.prior
+    return hashlib.sha256(_bytes(head.prompt)), 0
+
+
+def _kept(messages: Sequence[Block | Spelled], texts: Sequence[str], told: Told) -> tuple[Spelled, ...]:
+    """Returns messages as they are written, and in parts too where a request of later may end, or did before."""
+    marked = (told.prior - 1, told.border - 1)
+    return tuple(
+        message
+        if isinstance(message, Spelled) and (message.parts is None or place in marked)
+        else Spelled(texts[place], _parts(message) if place in marked else None)
+        for place, message in enumerate(messages[: told.count])
+    )
+
+
+def _parts(message: Block | Spelled) -> Block | None:
+    return message.parts if isinstance(message, Spelled) else message
+
+
+def _spelled(head: Head) -> Head:
+    prompt = _dumped({key: head.parts.get(key) for key in ("model", "tools", "system")})
+    return replace(head, prompt=prompt, body=_dumped(_marked_head(head.parts))[:-1])
+
+
+def _marked_head(parts: dict[str, Any]) -> dict[str, Any]:
+    head = dict(parts)
     for part in ("system", "tools"):
         if head.get(part):
             head[part] = [*head[part][:-1], {**head[part][-1], "cache_control": CACHED}]
@@ -55,8 +87,11 @@ def _marked_head(request: dict[str, Any]) -> dict[str, Any]:
     return head
 
 
-def _marked_message(message: Block) -> Block | None:
+def _marked_message(said: Block | Spelled) -> Block | None:
     """Returns a user's message with its last block marked; None when that cannot be."""
+    message = _parts(said)
+    if message is None:
+        return None
     last = message["content"][-1]
     if message["role"] != "user" or last["type"] not in _CACHEABLE:
         return None

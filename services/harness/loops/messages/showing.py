@@ -37,7 +37,7 @@ class Showing:
         if self._previews is not None and self._offsets:
             self._previews.show(Preview(event_id=self._event_id, discarded=True))
 
-    async def flush(self) -> None:
-        """Sends what is left, ahead of the event."""
+    def hurry(self) -> None:
+        """Sends what is left: the event comes."""
         if self._previews is not None:
-            await self._previews.flush()
+            self._previews.hurry()

@@ -154,7 +154,7 @@ def fold(state: State, fact: Fact) -> State:
     """Adds one fact to what is known. Costs the same however long the log is."""
     now: dict[str, Any] = {"head": fact.position}  # what changes with every fact
     if fact.time:
-        now["used"] = _timed(state.used, fact)
+        now["used"] = _timed(state.used, fact, isinstance(fact, Message) and not state.turn_open)
     match fact:  # the most frequent ones first
         case CallStarted() | CallFinished() | ConfirmationAsked() | Confirmed() | CustomAsked() | CustomAnswered():
             return _called(_with(state, **now), fact)
@@ -219,9 +219,12 @@ def fold_all(facts: Iterable[Fact], state: State | None = None) -> State:
 _WORK = (*get_args(Step), Paused)
 
 
-def _timed(used: Used, fact: Fact) -> Used:
-    """Counts the time between two events of one harness: what lies before a harness wakes was nobody's work."""
-    if isinstance(fact, Woke):
+def _timed(used: Used, fact: Fact, begins: bool) -> Used:
+    """Counts the time between two events of one harness.
+
+    What lies before a harness wakes was nobody's work, nor was what lies before the message that begins a turn.
+    """
+    if isinstance(fact, Woke) or begins:
         return _with(used, busy_since=fact.time)
     if not used.busy_since or not isinstance(fact, _WORK):
         return used

@@ -23,9 +23,9 @@ from services.harness.core import CallFinished, DoorRefused, Message, Replied, S
 from services.harness.loops.messages import plain, refusals
 from services.harness.loops.messages.policies import routes_of
 from services.harness.loops.messages.state import State
+from services.harness.loops.messages.told import Block, Head, Spelled, Told, cause, conversation, read_by, since
 
 MAX_OUTPUT_TOKENS = 16_384  # of one answer, when the session names no other
-Block = dict[str, Any]
 NO_BLOBS: Mapping[str, Sequence[Block]] = MappingProxyType({})
 REFUSED_TURN = "[A turn is left out here: the model refused to answer it.]"
 LEFT_OUT = "[an image of before is left out here: a request holds only the newest ones]"
@@ -42,32 +42,57 @@ class Kept(list[Block]):
 
 @dataclass(frozen=True)
 class View:
-    """What the model is told. `prior` counts the messages that the request before had; 0 for the first one."""
+    """What the model is told. `prior` counts the messages that the request before had; 0 for the first one.
+
+    `before` is what it goes on from, and `told` what the next one can go on from: both without effect on what is told.
+    """
 
     request: dict[str, Any]
     prior: int
+    head: Head
+    before: Told | None = None
+    told: Told | None = None
 
 
-def view(state: State, newest_model: str, blobs: Mapping[str, Sequence[Block]] = NO_BLOBS) -> View:
+def view(
+    state: State,
+    newest_model: str,
+    blobs: Mapping[str, Sequence[Block]] = NO_BLOBS,
+    told: Told | None = None,
+) -> View:
     """Returns the parts of a Messages API request, without cache markers.
 
     `newest_model` is used when the session names none. `blobs` holds the blocks that take the place of each reference,
-    by the blob's id.
+    by the blob's id. `told` is what a request before has left, if anything is: it saves time.
     """
-    request: dict[str, Any] = {
+    fresh = since(state, told)
+    before = None if fresh is None else told
+    ordered = sorted(conversation(state) if fresh is None else fresh, key=cause)
+    last = next((fact for fact in reversed(ordered) if isinstance(fact, Replied)), None)
+    telling = _Telling(state, blobs, before)
+    reached = before
+    for fact in ordered:
+        telling.take(fact)
+        if fact is last:
+            reached = telling.reached(last, state)
+    telling.tell()
+    pictured = _within_limits(telling.said)
+    head = told.head if told and told.head and told.head.is_of(state, newest_model) else _head(state, newest_model)
+    request = {**head.parts, "messages": telling.said}
+    reached = None if pictured or telling.referred else reached
+    return View(request, telling.prior, head, None if telling.cut else before, reached)
+
+
+def _head(state: State, newest_model: str) -> Head:
+    parts: dict[str, Any] = {
         "model": state.config.model or newest_model,
         "max_tokens": state.config.max_output_tokens or MAX_OUTPUT_TOKENS,
     }
     if tools := _tools(state):
-        request["tools"] = tools
+        parts["tools"] = tools
     if state.config.system.strip():
-        request["system"] = [text_block(_whole(state.config.system))]
-    telling = _Telling(state, blobs)
-    for fact in sorted(conversation(state), key=_cause):
-        telling.take(fact)
-    telling.tell()
-    request["messages"] = _within_limits(telling.said)
-    return View(request, telling.prior)
+        parts["system"] = [text_block(_whole(state.config.system))]
+    return Head(state.config, state.offers, parts)
 
 
 def _tools(state: State) -> list[Block]:
@@ -77,42 +102,42 @@ def _tools(state: State) -> list[Block]:
     ]
 
 
-def conversation(state: State) -> list[Said]:
-    """Lists what was said, newest first."""
-    facts = []
-    link = state.conversation
-    while link is not None:
-        facts.append(link.fact)
-        link = link.before
-    return facts
-
-
-def _cause(fact: Said) -> tuple[int, int]:
-    return (fact.read, 1) if isinstance(fact, Replied) else (fact.position, 0)
-
-
 class _Telling:
     """The messages so far, and what the next one of the user's will hold."""
 
-    def __init__(self, state: State, blobs: Mapping[str, Sequence[Block]]) -> None:
-        self.said: list[Block] = []
-        self.prior = 0
+    def __init__(self, state: State, blobs: Mapping[str, Sequence[Block]], told: Told | None) -> None:
+        self.said: list[Any] = list(told.messages) if told else []
+        self.prior = told.prior if told else 0
+        self.referred = False  # whether blobs are among what was told
+        self.cut = False  # whether some of what was told before is left out
         self._shown = state.plainness
         self._blobs = blobs
-        self._renditions = {key: _whole_blocks(content, blobs) for key, content in state.renditions.items()}
-        self._asked: tuple[str, ...] = ()  # ids of the last reply's calls, in its order
+        self._renditions = {key: self._whole_blocks(content) for key, content in state.renditions.items()}
+        self._asked = told.asked if told else ()  # ids of the last reply's calls, in its order
         self._results: dict[str, tuple[ToolResult, int]] = {}
-        self._refusals: list[DoorRefused] = []
-        self._texts: list[Block] = []
-        self._border = 0  # messages of turns that have ended
+        self._refusals: list[DoorRefused] = list(told.refusals) if told else []
+        self._texts: list[Block] = list(told.texts) if told else []
+        self._border = told.border if told else 0  # messages of turns that have ended
+
+    def reached(self, reply: Replied, state: State) -> Told:
+        """Returns what a view of later goes on with, when this reply was taken last."""
+        return Told(
+            reply,
+            read_by(state, reply),
+            self._shown,
+            self.prior,
+            self._border,
+            self._asked,
+            tuple(self._texts),
+            tuple(self._refusals),
+            len(self.said),
+        )
 
     def take(self, fact: Said) -> None:
         """Takes the next fact, in the order of cause."""
         match fact:
             case Message(content=content, position=position):
-                self._texts += self._degraded(_whole_blocks(content, self._blobs), position) or [
-                    text_block("(empty message)")
-                ]
+                self._texts += self._degraded(self._whole_blocks(content), position) or [text_block("(empty message)")]
             case CallFinished(id=id, result=result, position=position):
                 self._results[id] = result, position
             case DoorRefused():
@@ -136,6 +161,7 @@ class _Telling:
     def _replied(self, fact: Replied) -> None:
         if fact.stop_reason == "refusal":
             del self.said[self._border :]
+            self.cut = True
             self.prior = len(self.said)
             self._texts = [text_block(REFUSED_TURN)]
             return
@@ -150,7 +176,7 @@ class _Telling:
 
     def _result(self, id: str) -> Block:
         result, position = self._results.get(id) or (ToolResult("No result was recorded for this call.", "UNKNOWN"), 0)
-        blocks = self._degraded(_whole_blocks(result.content or "[]", self._blobs), position)
+        blocks = self._degraded(self._whole_blocks(result.content), position) if result.content else []
         if not any(block.get("type") == "text" for block in blocks):
             output = text_block(result.output if result.output.strip() else "(no output)")
             blocks[:0] = self._degraded([output], position)
@@ -159,24 +185,24 @@ class _Telling:
             told["is_error"] = True
         return told
 
+    def _whole_blocks(self, content: str) -> list[Block]:
+        """Returns a content's blocks, those of blobs in their places; one that nobody has looked up is only named."""
+        found: list[Block] = []
+        for block in json.loads(content):
+            if block.get("type") == REFERENCE:
+                self.referred = True
+                name = str(block.get("blob_id"))
+                found += self._blobs.get(name) or [text_block(f"[blob {name}]")]
+            else:
+                found.append(block)
+        return found
+
     def _degraded(self, blocks: Sequence[Block], position: int) -> list[Block]:
         """Returns blocks as the API takes them, and plainly as far as it has refused that too."""
         whole = [_whole(block) for block in blocks if not _blank(block)]
         if position <= self._shown.upto:
             return plain.told(whole, short=position <= self._shown.upto_short)
         return [fit for block in whole for fit in images.fitted(block, self._renditions)]
-
-
-def _whole_blocks(content: str, blobs: Mapping[str, Sequence[Block]]) -> list[Block]:
-    """Returns a content's blocks, those of blobs in their places; a blob that nobody has looked up is only named."""
-    found: list[Block] = []
-    for block in json.loads(content):
-        if block.get("type") == REFERENCE:
-            name = str(block.get("blob_id"))
-            found += blobs.get(name) or [text_block(f"[blob {name}]")]
-        else:
-            found.append(block)
-    return found
 
 
 def _sendable(content: str) -> list[Block]:
@@ -213,13 +239,14 @@ def _blank(block: Block) -> bool:
     return block.get("type") == "text" and not str(block.get("text", "")).strip()
 
 
-def _within_limits(said: list[Block]) -> list[Block]:
-    """Leaves out the oldest images when there are more than a request may hold."""
-    found = [(blocks, place) for message in said if message["role"] == "user" for blocks, place in _pictures(message)]
+def _within_limits(said: Sequence[Any]) -> bool:
+    """Leaves out the oldest images when there are more than a request may hold. Tells whether there are any."""
+    messages = [message for message in said if not isinstance(message, Spelled) and message["role"] == "user"]
+    found = [(blocks, place) for message in messages for blocks, place in _pictures(message)]
     sizes = [len(str(blocks[place]["source"].get("data", ""))) for blocks, place in found]
     for blocks, place in found[: images.dropped(sizes)]:
         blocks[place] = text_block(LEFT_OUT)
-    return said
+    return bool(found)
 
 
 def _pictures(message: Block) -> list[tuple[list[Block], int]]:
