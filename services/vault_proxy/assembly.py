@@ -18,6 +18,7 @@ from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.doors.assembly import Doors
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.mcp.connections import Connections, Limits
+from services.vault_proxy.pins import Pins
 from services.vault_proxy.ports import CredentialStore
 from services.vault_proxy.renewal import Renewal
 from services.vault_proxy.replicas import Replicas
@@ -51,7 +52,8 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     renewal = Renewal(store, credentials, audit, time.time, settings.outbound_allow, settings.outbound_ca_file)
     wallet = Wallet(store, credentials, renewal)
     limits = Limits(settings.connect_seconds, settings.idle_seconds)
-    connections = Connections(wallet, limits, settings.outbound_allow, settings.outbound_ca_file)
+    pins = Pins()
+    connections = Connections(wallet, pins, limits, settings.outbound_allow, settings.outbound_ca_file)
     doors = Doors(settings, session, store, credentials, wallet, audit)
 
     def changed(credential_id: str) -> None:
@@ -64,7 +66,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     validation = Validation(session, store, vaults, wallet, connections, *reach)
     executions = Executions(settings.call_seconds)
     replicas = Replicas(settings.replicas, settings.tls_dir)
-    tools = Tools(connections, executions, audit, replicas)
+    tools = Tools(connections, executions, audit, replicas, pins)
 
     def revoked(session_id: str, below_epoch: int) -> None:
         store.forget(session_id, below_epoch)
