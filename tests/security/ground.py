@@ -86,6 +86,20 @@ class Person:
         return str((await self.call("AddCredential", request)).credential.credential_id)
 
 
+_BROWSER = """
+import os, ssl, sys, urllib.error, urllib.request
+os.environ.pop("no_proxy", None), os.environ.pop("NO_PROXY", None)
+headers = dict(each.split(": ", 1) for each in sys.argv[3::2])
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+try:
+    print(opener.open(urllib.request.Request(sys.argv[1], headers=headers), timeout=20).read().decode())
+except urllib.error.HTTPError as refused:
+    print(refused.code, refused.read().decode())
+"""
+
+
 def bearer(value: str) -> pb.CredentialSecret:
     """Returns a credential that is sent as it is."""
     return pb.CredentialSecret(static_bearer=pb.StaticBearer(value=value))
@@ -164,6 +178,18 @@ class Ground:
         call.input = json.dumps({"command": command, "timeout_ms": 60_000})
         answer = await self.me.client.sandbox_link.call(self.me.client.sandbox_stub.Execute, call, 90.0)
         return str(answer.result.output)
+
+    @property
+    def web_place(self) -> str:
+        """Returns `host:port` of the web server, by the name that a secret may go to."""
+        return self.web.url.removeprefix("https://").removesuffix("/mcp").replace("127.0.0.1", "localhost")
+
+    async def browse(self, sandbox_id: str, url: str, *headers: str) -> str:
+        """Asks for a URL from inside of a sandbox, through its egress door; certificates are not checked there."""
+        told = "".join(f' -H "{each}"' for each in headers)
+        return await self.run(
+            sandbox_id, f"cat > /tmp/browse <<'END'\n{_BROWSER}\nEND\npython3 /tmp/browse {url!r}{told}"
+        )
 
     async def refusals(self, session: Session, *reasons: str) -> list[Any]:
         """Waits until a session's log has refusals of doors for these reasons, and returns all that it has."""

@@ -103,13 +103,19 @@ async def test_another_tenant_s_session_gets_nothing_with_my_repository(ground: 
 async def test_the_egress_door_leads_to_allowed_hosts_only(ground: Ground) -> None:
     """The counterpart: by CONNECT and by URL, to places inside, to the mesh's own ports, to spellings of loopback."""
     session, sandbox_id = await ground.behind_doors()
-    web = ground.web.url.removeprefix("https://").removesuffix("/mcp").replace("127.0.0.1", "localhost")
     ports = ground.mesh.settings.ports
     inside = [f"127.0.0.1:{ports.openbao}", f"127.0.0.1:{ports.nats}", ports.client("session"), ground.git.authority]
-    inside += ["169.254.169.254:80", "[::1]:443", "2130706433:443", "127.1:443", "localhost.:443", f"x@{web}"]
+    inside += [
+        "169.254.169.254:80",
+        "[::1]:443",
+        "2130706433:443",
+        "127.1:443",
+        "localhost.:443",
+        f"x@{ground.web_place}",
+    ]
     requests = {f"CONNECT {place}": get(place, method="CONNECT") for place in inside}
     requests |= {f"GET {place}": get(f"http://{place}/") for place in inside}
     answers = await says(ground, sandbox_id, requests, EGRESS_PORT)
     assert {name: answer[:60] for name, answer in answers.items() if status(answer) not in (400, 403, 405)} == {}
-    assert "you showed" in await ground.run(sandbox_id, f"no_proxy= curl -sS https://{web}/"), "the control"
+    assert "you showed" in await ground.browse(sandbox_id, f"https://{ground.web_place}/"), "the control"
     await ground.refusals(session, "HOST_DENIED")
