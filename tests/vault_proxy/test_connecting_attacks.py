@@ -69,7 +69,8 @@ async def test_what_a_server_says_of_itself(world: World, changes: dict[str, Any
     ("changes", "reason", "words"),
     [
         ({"issuer": EVIL}, FAILED, "another issuer"),
-        ({"issuer": "ISSUER/"}, FAILED, "another issuer"),
+        ({"issuer": "ISSUER//"}, FAILED, "another issuer"),
+        ({"issuer": "ISSUER/tenant"}, FAILED, "another issuer"),
         ({"issuer": None}, UNSUPPORTED, "no metadata"),
         ({"code_challenge_methods_supported": None}, UNSUPPORTED, "PKCE with S256"),
         ({"code_challenge_methods_supported": ["plain"]}, UNSUPPORTED, "PKCE with S256"),

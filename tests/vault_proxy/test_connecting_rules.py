@@ -74,6 +74,27 @@ def test_a_place_elsewhere_is_no_place() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("https://as.example", "https://as.example"),
+        ("https://as.example", "https://as.example/"),
+        ("https://as.example/", "https://as.example//"),
+        ("https://as.example", "https://AS.example"),
+        ("https://as.example", "https://as.example:443"),
+        ("https://as.example/t", "https://as.example/t/"),
+        ("https://as.example/t", "https://as.example/t"),
+        ("https://as.example", "https://as.example/?"),
+    ],
+)
+def test_the_package_takes_the_same_for_one_issuer(one: str, other: str) -> None:
+    """As text, but for a slash behind an origin, in either."""
+    from mcp.client.auth.utils import issuers_match
+
+    for named, asked in ((one, other), (other, one)):
+        assert metadata._is_issuer(named, asked) is issuers_match(named, asked)
+
+
 @pytest.mark.parametrize("body", [b"", b"[]", b"nonsense", b"[" * 100_000, b'{"resource": 1}', b" " * 300_000, b"\xff"])
 def test_what_is_no_metadata(body: bytes) -> None:
     """Nonsense, other JSON, too deep, too long."""

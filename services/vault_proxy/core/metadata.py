@@ -137,29 +137,39 @@ def server_of(body: Secret[bytes], issuer: str, allowed: Allowed) -> Authorizati
     Raises Unconnectable when it is another server's, contradicts itself, or offers no way that is safe.
     """
     said = _document(body)
-    if not isinstance(said.get("issuer"), str):
+    named = said.get("issuer")
+    if not isinstance(named, str):
         return None
-    if said["issuer"] != issuer:  # as text: what only looks the same is another
+    if not _is_issuer(named, issuer):
         raise Unconnectable(FAILED, "the authorization server's metadata is of another issuer than was asked for")
     if "S256" not in _texts(said.get("code_challenge_methods_supported")):
         raise Unconnectable(UNSUPPORTED, "the authorization server does not say that it supports PKCE with S256")
     for name, needed in (("response_types_supported", "code"), ("grant_types_supported", "authorization_code")):
         if name in said and needed not in _texts(said[name]):
             raise Unconnectable(UNSUPPORTED, f"the authorization server's {name} has no {needed}")
-    named = said.get("authorization_response_iss_parameter_supported") is True
     auths = said.get("token_endpoint_auth_methods_supported")
     server = AuthorizationServer(
-        issuer=issuer,
+        issuer=named,
         authorization_endpoint=_endpoint(said, "authorization_endpoint", allowed),
         token_endpoint=_endpoint(said, "token_endpoint", allowed),
         registration_endpoint=_endpoint(said, "registration_endpoint", allowed, needed=False),
         client_auths=("client_secret_basic",) if auths is None else tuple(_texts(auths)),  # RFC 8414's default
         scopes=_scopes(said.get("scopes_supported")),
-        names_itself=named,
+        names_itself=said.get("authorization_response_iss_parameter_supported") is True,
         takes_documents=said.get("client_id_metadata_document_supported") is True,
     )
     _check_origins(server)
     return server
+
+
+def _is_issuer(named: str, asked: str) -> bool:
+    """Says whether two names are of one issuer: as text, because what only looks the same is another.
+
+    But a slash behind an origin means nothing, and libraries of many MCP servers add one.
+    """
+    shorter, longer = sorted((named, asked), key=len)
+    parts = urlsplit(shorter)
+    return named == asked or (longer == f"{shorter}/" and shorter == f"{parts.scheme}://{parts.netloc}")
 
 
 def _check_origins(server: AuthorizationServer) -> None:
