@@ -54,6 +54,11 @@ ALLOWED_OUT = {"ten gigabytes", "HTTP/1.0", "TRACE", "a line that folds", "bare 
 REFUSALS = {400, 403, 404, 405, 408, 411, 413, 414, 417, 431, 501, 505}
 
 
+def refused(name: str, answer: str) -> bool:
+    """Says whether a door refused: with a status, which one that does not stop to speak may lose by a reset."""
+    return status(answer) in REFUSALS or (name == "a head without end" and answer.endswith("Error"))
+
+
 async def test_what_no_honest_client_says_is_refused_by_the_git_door(ground: Ground) -> None:
     """With a status, by a door that goes on: the host hears nothing. The control: what follows is served, one request
     for each connection, whatever is said behind it."""
@@ -63,7 +68,7 @@ async def test_what_no_honest_client_says_is_refused_by_the_git_door(ground: Gro
     wrong = abuses(references)
     wrong["CONNECT"] = get(ground.git.authority, method="CONNECT")
     answers = await says(ground, sandbox_id, wrong)
-    assert {name: answer[:80] for name, answer in answers.items() if status(answer) not in REFUSALS} == {}
+    assert {name: answer[:80] for name, answer in answers.items() if not refused(name, answer)} == {}
     assert len(ground.git.requests) == before
     pipelined = await says(ground, sandbox_id, {"three": get(references) * 3})
     assert pipelined["three"].count("HTTP/1.1 ") == 1, "the control"
@@ -77,7 +82,7 @@ async def test_what_no_honest_client_says_is_refused_by_the_egress_door(ground: 
     before = ground.web.connections
     wrong = {name: said for name, said in abuses(f"http://{web}/").items() if name not in ALLOWED_OUT}
     answers = await says(ground, sandbox_id, wrong, EGRESS_PORT)
-    assert {name: answer[:80] for name, answer in answers.items() if status(answer) not in REFUSALS} == {}
+    assert {name: answer[:80] for name, answer in answers.items() if not refused(name, answer)} == {}
     assert ground.web.connections == before
     assert "you showed" in await ground.browse(sandbox_id, f"https://{ground.web_place}/"), "the control"
 
