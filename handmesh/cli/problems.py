@@ -13,6 +13,8 @@ _HINTS = {
     "DEADLINE_EXCEEDED": "Is the mesh well? handmesh doctor",
     "IDENTITY_UNKNOWN": "The key comes from the data directory (--data-dir) or from HANDMESH_API_KEY",
     "SESSION_NOT_FOUND": "These are there: handmesh sessions",
+    "VAULT_NOT_FOUND": "These are there: handmesh vault list",
+    "OAUTH_UNSUPPORTED": "Does it take a fixed value? handmesh vault add --help",
     "ID_INVALID": "These are there: handmesh sessions",
     "POSITION_OUT_OF_RANGE": "How long the log is: handmesh sessions",
 }

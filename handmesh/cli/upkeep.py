@@ -28,6 +28,7 @@ from handmesh.launcher.settings import Claude, MeshSettings, Scripted
 API_KEY, BASE_URL = "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
 ALLOW_UNISOLATED, DOCKER_HOST = "HANDMESH_ALLOW_UNISOLATED", "DOCKER_HOST"
 OUTBOUND_ALLOW = "HANDMESH_OUTBOUND_ALLOW"
+PACKAGE_HOSTS = "HANDMESH_VAULT_PROXY_PACKAGE_HOSTS"
 PRICES_FILE = "HANDMESH_MODEL_PRICES_FILE"
 
 LOOK_EVERY = 0.05
@@ -74,7 +75,7 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         environments_file=options.environments,
         extra={
             "sandbox": _sandbox_variables(options),
-            "vault_proxy": _handed_on(OUTBOUND_ALLOW),
+            "vault_proxy": _handed_on(OUTBOUND_ALLOW) | _handed_on(PACKAGE_HOSTS),
             "harness": {name: str(Path(file).absolute()) for name, file in _handed_on(PRICES_FILE).items()},
         },
     )

@@ -1,4 +1,4 @@
-"""The commands about vaults: `vault audit`."""
+"""The commands about vaults: `vault connect`, `vault add`, ..., and `vault audit`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from handmesh.cli import adding, connecting, vaults
 from handmesh.cli.options import DataDirectory, Json
 from handmesh.cli.problems import run
 
@@ -14,14 +15,39 @@ if TYPE_CHECKING:
 
     from handmesh.session.v1 import session_pb2
 
-app = typer.Typer(name="vault", help="Looks at how credentials were used.", no_args_is_help=True, rich_markup_mode=None)
+EPILOG = """\b
+Start here:
+  handmesh vault connect https://mcp.example.com/mcp    an account, with your browser
+  handmesh vault create work                            a vault by hand
+  handmesh vault add work https://mcp.example.com       a fixed value in it
+  handmesh vault credentials work                       what is in it, without the secrets
+  handmesh run "..." --mcp notes=https://mcp.example.com/mcp --vault ID
+"""
+
+app = typer.Typer(
+    name="vault",
+    help="Keeps credentials, which no sandbox and no model ever sees, and tells how they were used.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog=EPILOG,
+)
+app.command(epilog=connecting.CONNECT_EPILOG)(connecting.connect)
+app.command()(vaults.create)
+app.command("list")(vaults.list_)
+app.command()(vaults.credentials)
+app.command(epilog=adding.ADD_EPILOG)(adding.add)
+app.command(epilog=vaults.VALIDATE_EPILOG)(vaults.validate)
+app.command()(vaults.archive)
 
 Audited = Annotated[str | None, typer.Argument(metavar="[ID]", help="The session, deleted or not. Default: all.")]
 
 
 @app.command()
 def audit(session_id: Audited = None, as_json: Json = False, data_directory: DataDirectory = None) -> None:
-    """Prints each use of a credential, and what doors refused: when, which, where, for which call, how it ended."""
+    """Prints how credentials were used, and what doors refused.
+
+    A line says when, which, where, for which call, and how it ended.
+    """
 
     async def body() -> int:
         from handmesh.cli.printing import console, print_json
@@ -63,4 +89,5 @@ def _said(entry: session_pb2.AuditEntry) -> tuple[str, str, str, str]:
         refused = entry.event.door_refused
         return "-", refused.target, f"{refused.door} door", refused.reason
     used = entry.event.credential_used
-    return used.credential_id, used.server, used.execution_id or "-", used.result
+    result = f"{used.result}, {used.times} times" if used.times > 1 else used.result
+    return used.credential_id, used.server, used.execution_id or "-", result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,20 +22,13 @@ CALL_SECONDS = 30.0
 KEEPALIVE_MS = 10_000
 """How long an open stream may be silent before the service is asked, and how long it then has to answer."""
 
-# Every call of the client is idempotent by an id that it carries, so all may be said again.
+# Most calls of the client are idempotent by an id that they carry, so they may be said again.
 _RETRY = {
-    "methodConfig": [
-        {
-            "name": [{}],
-            "retryPolicy": {
-                "maxAttempts": 4,
-                "initialBackoff": "0.05s",
-                "maxBackoff": "1s",
-                "backoffMultiplier": 3,
-                "retryableStatusCodes": ["UNAVAILABLE"],
-            },
-        }
-    ]
+    "maxAttempts": 4,
+    "initialBackoff": "0.05s",
+    "maxBackoff": "1s",
+    "backoffMultiplier": 3,
+    "retryableStatusCodes": ["UNAVAILABLE"],
 }
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -43,7 +37,6 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.service_config", json.dumps(_RETRY)),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -54,16 +47,24 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Link:
-    """A channel to one address, with the caller's key. It connects at the first call."""
+    """A channel to one address, with the caller's key. It connects at the first call.
 
-    def __init__(self, address: str, api_key: str | None, ca_file: Path | None) -> None:
+    Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`.
+    """
+
+    def __init__(
+        self, address: str, api_key: str | None, ca_file: Path | None, once: Sequence[tuple[str, str]] = ()
+    ) -> None:
         self.address = address
         self.metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        methods: list[dict[str, object]] = [{"name": [{"service": each, "method": method}]} for each, method in once]
+        config = json.dumps({"methodConfig": [*methods, {"name": [{}], "retryPolicy": _RETRY}]})
+        options = [*_OPTIONS, ("grpc.service_config", config)]
         if is_loopback(address):
-            self.channel = grpc.aio.insecure_channel(address, _OPTIONS)
+            self.channel = grpc.aio.insecure_channel(address, options)
         else:
             roots = ca_file.read_bytes() if ca_file is not None else None
-            self.channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(roots), _OPTIONS)
+            self.channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(roots), options)
 
     async def call(
         self,

@@ -14,6 +14,7 @@ from handmesh.client.addresses import Addresses, api_key_file, local_api_key
 from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError, raised
 from handmesh.client.session import Session, blocks_of, message, new_event_id
+from handmesh.client.vaults import ONCE, Vaults
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
@@ -77,6 +78,8 @@ class Client:
         self.harness_stub: HarnessServiceAsyncStub = HarnessServiceStub(self.harness_link.channel)
         self.sandbox_link = Link(addresses.sandbox, api_key, ca_file)
         self.sandbox_stub: SandboxServiceAsyncStub = SandboxServiceStub(self.sandbox_link.channel)
+        self.vault_proxy_link = Link(addresses.vault_proxy, api_key, ca_file, ONCE)
+        self.vaults = Vaults(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,6 +92,7 @@ class Client:
         await self.session_link.close()
         await self.harness_link.close()
         await self.sandbox_link.close()
+        await self.vault_proxy_link.close()
 
     async def create_session(
         self,

@@ -1,6 +1,7 @@
 """Identities of a one-machine mesh: a development CA, a certificate per service, one API key for clients.
 
     <data>/tls/ca/{ca.pem,key.pem}                       the authority; its key never leaves this machine
+    <data>/tls/doors/{ca.pem,key.pem}                    another one, vault_proxy's own: it answers sandboxes as a host
     <data>/tls/<service>/{ca.pem,cert.pem,key.pem}       what one service gets, and nothing of the others
     <data>/client/api_key                                the key that the `handmesh` command reads
     <data>/api_keys.json                                 what the services know of it: [{"sha256", "tenant", "name"}]
@@ -40,10 +41,16 @@ API_KEY_BYTES = 32
 
 def ensure_certificates(tls: Path, services: Iterable[str], now: datetime.datetime) -> None:
     """Makes below `tls` what is missing, expires soon at `now` (aware), or was signed by another authority."""
-    authority = _usable_authority(tls / "ca", now) or _new_authority(tls / "ca", now)
+    authority = _usable_authority(tls / "ca", now) or _new_authority(tls / "ca", "handmesh development CA", now)
     for service in services:
         if not _is_usable(tls / service, authority[0], now):
             _new_certificate(tls / service, service, authority, now)
+
+
+def ensure_door_authority(tls: Path, now: datetime.datetime) -> None:
+    """Makes below `tls` the authority that sandboxes trust and no service does, if it is missing or expires soon."""
+    if _usable_authority(tls / "doors", now) is None:
+        _new_authority(tls / "doors", "handmesh egress door", now)
 
 
 def ensure_api_key(data_directory: Path) -> Path:
@@ -78,13 +85,15 @@ def _usable_authority(
     return certificate, key
 
 
-def _new_authority(directory: Path, now: datetime.datetime) -> "tuple[x509.Certificate, EllipticCurvePrivateKey]":
+def _new_authority(
+    directory: Path, common_name: str, now: datetime.datetime
+) -> "tuple[x509.Certificate, EllipticCurvePrivateKey]":
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = _name("handmesh development CA")
+    name = _name(common_name)
     certificate = (
         _unsigned(name, name, key, now, CA_LIFETIME)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from handmesh.launcher.ca import ensure_api_key, ensure_certificates
+from handmesh.launcher.ca import ensure_api_key, ensure_certificates, ensure_door_authority
 from handmesh.launcher.errors import PartFailed
 from handmesh.launcher.files import private_directory, write_private
 from handmesh.launcher.health import Health
@@ -212,7 +212,9 @@ def _claim(settings: MeshSettings) -> tuple[MeshSettings, Lock]:
     lock = Lock.acquire(settings.data_directory, settings.ports)
     try:
         require_free(settings.ports.as_mapping().values())
-        ensure_certificates(files.tls, SERVICES, datetime.datetime.now(datetime.UTC))  # noqa: TID251 - time enters here
+        now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - time enters here
+        ensure_certificates(files.tls, SERVICES, now)
+        ensure_door_authority(files.tls, now)
         ensure_api_key(files.data_directory)
         private_directory(files.sandbox)
         ensure_issuer_key(private_directory(files.openbao))

@@ -193,4 +193,6 @@ def _vault_proxy(files: MeshFiles, ports: Ports) -> dict[str, str]:
         "HANDMESH_VAULT_APPROLE_FILE": str(approle_file(files.openbao)),
         "HANDMESH_VAULT_MOUNT": MOUNT,
         "HANDMESH_DOOR_LISTEN": f"{HOST}:{ports.vault_proxy_door}",
+        "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE": str(files.tls / "doors" / "ca.pem"),
+        "HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE": str(files.tls / "doors" / "key.pem"),
     }

@@ -27,6 +27,7 @@ POLICY = f"""\
 path "{MOUNT}/data/tenants/+/vaults/*" {{ capabilities = ["create", "update", "patch", "read"] }}
 path "{MOUNT}/data/tenants/+/requests/*" {{ capabilities = ["create", "update", "read"] }}
 path "{MOUNT}/data/tenants/+/secrets/*" {{ capabilities = ["create", "update", "patch"] }}
+path "{MOUNT}/data/tenants/+/connections/*" {{ capabilities = ["create", "update", "read"] }}
 path "{MOUNT}/destroy/tenants/*" {{ capabilities = ["update"] }}
 path "{MOUNT}/metadata/tenants/*" {{ capabilities = ["read", "list", "delete"] }}
 path "auth/token/renew-self" {{ capabilities = ["update"] }}
@@ -123,6 +124,10 @@ class VaultOperator:
     def unseal(self, key: str) -> None:
         """Unseals with the one key share. It is active a moment later."""
         self._request("PUT", "sys/unseal", {"key": key})
+
+    def seal(self) -> None:
+        """Seals it: until it is unsealed it answers nobody."""
+        self._request("PUT", "sys/seal")
 
     def lay_out(self, issuer_key: str) -> None:
         """Makes the secrets engine, the policies and the two ways in, as far as they are missing or other than now.

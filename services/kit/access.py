@@ -11,6 +11,7 @@ MESH = frozenset({"session", "harness", "sandbox", "vault_proxy"})
 HARNESS = frozenset({"harness"})
 READERS = CLIENT | HARNESS
 HANDS = READERS | {"sandbox"}  # what a sandbox is filled from, and what it leaves
+REPLICAS = frozenset({"vault_proxy"})  # each asks the others for what it does not know
 GRANT_CHECKERS = frozenset({"sandbox", "vault_proxy"})
 
 _SESSION = {
@@ -18,7 +19,7 @@ _SESSION = {
     "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
-    "EndSession": READERS,
+    "EndSession": CLIENT,
     "ArchiveSession": CLIENT,
     "DeleteSession": CLIENT,
     "ForkSession": CLIENT,
@@ -34,6 +35,8 @@ _SESSION = {
     "OfferWork": HARNESS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
+    "VouchVault": CLIENT,
+    "RedeemVoucher": frozenset({"vault_proxy"}),
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": HANDS,
     "DownloadBlob": HANDS,
@@ -70,9 +73,9 @@ _SANDBOX = {
 }
 _VAULT_PROXY = {
     "ListTools": READERS,
-    "Execute": READERS,
+    "Execute": READERS | REPLICAS,
     "WatchExecution": READERS,
-    "CancelExecution": READERS,
+    "CancelExecution": READERS | REPLICAS,
     "PrepareDoors": frozenset({"sandbox"}),
     "OpenDoor": frozenset({"sandbox"}),
     "CreateVault": CLIENT,

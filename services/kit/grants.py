@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from handmesh.session.v1 import session_pb2
+from handmesh.session.v1 import event_pb2, session_pb2
 from services.kit import channels
 from services.kit.errors import Unauthenticated
 from services.kit.logs import Log
@@ -48,11 +48,18 @@ def shown(metadata: Iterable[tuple[str, Any]] | None) -> str:
 
 
 class Grants:
-    """Checks grants. `revoked(session_id, below_epoch)` is told of each revocation, below_epoch 0 meaning all."""
+    """Checks grants. `revoked(session_id, below_epoch)` is told of each revocation, below_epoch 0 meaning all.
 
-    def __init__(self, stub: SessionServiceAsyncStub, revoked: Callable[[str, int], None]) -> None:
+    With `vouched`, for a vault proxy, an answer that was asked for just now brings the session service's word for the
+    vault: a question less for a session's first use of a secret.
+    """
+
+    def __init__(
+        self, stub: SessionServiceAsyncStub, revoked: Callable[[str, int], None], *, vouched: bool = False
+    ) -> None:
         self._stub = stub
         self._revoked = revoked
+        self._vouched = vouched
         self._kept: dict[bytes, _Kept] = {}
         self._watching = False
         self._news = 0  # counts revocations and changes of the stream: an answer that they overtook is not kept
@@ -67,9 +74,12 @@ class Grants:
         if kept is not None and time.monotonic() < kept.until:
             return kept.answer
         news = self._news
-        answer = await self._ask(grant)
+        answer = await self._ask(grant, self._vouched)
         if self._watching and news == self._news:
-            self._keep(key, _Kept(answer, time.monotonic() + _cache_seconds(answer)))
+            wordless = session_pb2.CheckGrantResponse()
+            wordless.CopyFrom(answer)
+            wordless.ClearField("vault_jwt")
+            self._keep(key, _Kept(wordless, time.monotonic() + _cache_seconds(answer)))
         return answer
 
     async def vouched(self, grant: str) -> session_pb2.CheckGrantResponse:
@@ -79,9 +89,14 @@ class Grants:
         """
         return await self._ask(grant, vault_access=True)
 
-    async def _ask(self, grant: str, vault_access: bool = False) -> session_pb2.CheckGrantResponse:
+    async def offered(self, grant: str, position: int) -> event_pb2.ToolsOffered | None:
+        """Returns the ToolsOffered at a position of the grant's session, or None. Raises as `check`."""
+        answer = await self._ask(grant, vault_access=False, offered_position=position)
+        return answer.tools_offered if answer.HasField("tools_offered") else None
+
+    async def _ask(self, grant: str, vault_access: bool, offered_position: int = 0) -> session_pb2.CheckGrantResponse:
         try:
-            request = session_pb2.CheckGrantRequest(vault_access=vault_access)
+            request = session_pb2.CheckGrantRequest(vault_access=vault_access, offered_position=offered_position)
             return await self._stub.CheckGrant(request, metadata=((GRANT_KEY, grant),), timeout=CHECK_SECONDS)
         except grpc.aio.AioRpcError as error:
             problem = channels.raised(error)

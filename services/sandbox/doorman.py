@@ -42,6 +42,14 @@ class Doorman:
         self._again: dict[str, float] = {}  # when to try again, of time.monotonic()
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
+    def check(self, network: Network) -> None:
+        """Raises Unavailable (`VAULT_UNAVAILABLE`) when there is none who could let sandboxes reach anything."""
+        if network and self._vault is None:
+            raise Unavailable(
+                "VAULT_UNAVAILABLE",
+                "only the vault proxy reaches a network: set HANDMESH_VAULT_PROXY_ADDRESS for this sandbox service",
+            )
+
     async def provide(self, hand: Hand, info: SandboxInfo, repositories: bool) -> None:
         """Gives a sandbox its doors, before its tools run. `repositories` says whether it is to have some. Idempotent.
 
@@ -52,10 +60,8 @@ class Doorman:
         if not network and (not repositories or self._vault is None):
             self._relays.setdefault(info.labels.sandbox_id, None)
             return
-        if self._vault is None:
-            raise Unavailable(
-                "VAULT_UNAVAILABLE", "this sandbox service was not told where the vault proxy is, which has the network"
-            )
+        self.check(network)
+        assert self._vault is not None
         try:
             await self._settle(self._vault, hand, info, repositories)
         except ServiceError as error:
@@ -66,7 +72,7 @@ class Doorman:
     async def keep(self, hand: Hand, info: SandboxInfo, repositories: Callable[[], bool]) -> None:
         """Opens the doors of a sandbox again after a restart of this service, or those that it could not be given."""
         sandbox_id = info.labels.sandbox_id
-        if self._vault is None or self._is_settled(sandbox_id):
+        if self._vault is None or self._is_settled(sandbox_id) or self._passes.of(info.labels.session_id) is None:
             return
         if time.monotonic() < self._again.get(sandbox_id, 0.0):
             return

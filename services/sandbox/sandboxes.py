@@ -319,6 +319,7 @@ class Sandboxes:
     async def _try(self, recipe: Recipe) -> Availability:
         try:
             await self._backends.hand(recipe.backend).check(recipe)
+            self._doorman.check(recipe.network)
         except ServiceError as error:
             return Availability(recipe, error.message, self._pools.free(recipe.name))
         return Availability(recipe, "", self._pools.free(recipe.name))

@@ -43,6 +43,7 @@ from services.session.snapshots import Snapshots
 from services.session.tombstones import LivingLog, Tombstones
 from services.session.upkeep import Upkeep
 from services.session.verifying import Verifier
+from services.session.vouchers import Vouchers
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -95,6 +96,7 @@ def parts(
         Verifier(log, marks, writer),
         blobs,
         Memories(store.objects, store.registry, now, memory_bytes),
+        Vouchers(store.registry, now, vouch),
         audit,
     )
 

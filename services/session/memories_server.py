@@ -79,14 +79,13 @@ class MemoryServicer(MemoryServiceServicer):
         await self._memories.delete(request.memory_store_id, request.path, expected, tenant, session_id)
         return pb.DeleteMemoryResponse()
 
-    async def _whose(self, context: Context) -> tuple[str | None, str]:
+    async def _whose(self, context: Context) -> tuple[str, str]:
         """Says whose stores the caller reaches, and for which session it acts. Raises for a grant that is void."""
-        grant = grant_of(context)
+        if caller().kind == "client":
+            return caller().tenant or "", ""
         if caller().kind == "sandbox":  # it says for whom; without, there is nothing that it reaches
             return caller().tenant or "", caller().session_id
-        if caller().tenant is not None or not grant:
-            return caller().tenant, ""
-        granted = await self._grants.check(grant)
+        granted = await self._grants.check(grant_of(context))  # whatever a harness says of itself
         return granted.tenant, granted.session_id
 
 

@@ -16,11 +16,12 @@ from google.protobuf.duration_pb2 import Duration
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
-from services.kit.errors import Denied, Invalid
+from services.kit.errors import Denied
 from services.kit.grants import GRANT_KEY
 from services.kit.guard import encoded
 from services.kit.identity import current as caller
 from services.session import codec
+from services.session.asking import anchor_of, ask_of
 from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.claims import Claims
@@ -32,11 +33,11 @@ from services.session.lifecycle_import import Imports
 from services.session.listing import Filter, Listing
 from services.session.memories import Memories
 from services.session.previews import Previews
-from services.session.reader import Anchor, Reader
+from services.session.reader import Reader
 from services.session.sessions import Sessions
-from services.session.slices import Ask
 from services.session.upkeep import Upkeep
 from services.session.verifying import Verifier
+from services.session.vouchers import VoucherCalls, Vouchers
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
@@ -62,6 +63,7 @@ class Parts:
     verifier: Verifier
     blobs: Blobs
     memories: Memories
+    vouchers: Vouchers
     audit: Audit
 
     async def run(self) -> None:
@@ -78,11 +80,12 @@ class Parts:
         await self.writer.finish()
 
 
-class SessionServicer(SessionServiceServicer):
+class SessionServicer(VoucherCalls, SessionServiceServicer):
     """`SessionService`. A method that is missing here answers UNIMPLEMENTED."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._vouchers = parts.vouchers
 
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
         return pb.CreateSessionResponse(session=await self._parts.sessions.create(caller(), request))
@@ -166,7 +169,7 @@ class SessionServicer(SessionServiceServicer):
 
     async def GetEvents(self, request: pb.GetEventsRequest, context: Context) -> pb.GetEventsResponse:
         await self._parts.reader.check(request.session_id, caller().tenant)
-        page = await self._parts.reader.page(request.session_id, _ask(request), _anchor(request))
+        page = await self._parts.reader.page(request.session_id, ask_of(request), anchor_of(request))
         rest = pb.GetEventsResponse(next_position=page.next_position, last_position=page.last_position)
         return encoded(pb.GetEventsResponse, page.data + rest.SerializeToString())
 
@@ -208,8 +211,11 @@ class SessionServicer(SessionServiceServicer):
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
         granted = await self._parts.grants.check(grant_of(context))
-        if request.vault_access and caller().kind != "vault_proxy":
-            raise Denied("METHOD_DENIED", "only a vault proxy asks for the vault's access", identity=caller().kind)
+        if (request.vault_access or request.offered_position) and caller().kind != "vault_proxy":
+            raise Denied("METHOD_DENIED", "only a vault proxy asks for that", identity=caller().kind)
+        offered = None
+        if request.offered_position:
+            offered = await self._parts.reader.offered(granted.session_id, request.offered_position)
         return pb.CheckGrantResponse(
             session_id=granted.session_id,
             tenant=granted.tenant,
@@ -219,6 +225,7 @@ class SessionServicer(SessionServiceServicer):
             vault_ids=granted.config.vault_ids,
             git_rules=git_rules(granted.config),
             cache_time=Duration(seconds=CACHE_SECONDS),
+            tools_offered=offered,
             vault_jwt=self._parts.grants.vouch(granted) if request.vault_access else "",
         )
 
@@ -282,31 +289,3 @@ def grant_of(context: Context) -> str:
         if key == GRANT_KEY and isinstance(value, str):
             return value
     return ""
-
-
-def _ask(request: pb.GetEventsRequest) -> Ask:
-    for kind in request.kinds:
-        if kind not in codec.KINDS:
-            raise Invalid("ARGUMENT_INVALID", "kinds holds what is no kind of event", field="kinds")
-    return Ask(
-        start=request.start_position,
-        end=request.end_position,
-        page_size=request.page_size,
-        last=request.last,
-        before=request.before,
-        after=request.after,
-        kinds=frozenset(request.kinds),
-        descending=request.descending,
-    )
-
-
-def _anchor(request: pb.GetEventsRequest) -> Anchor | None:
-    match request.WhichOneof("anchor"):
-        case "anchor_position":
-            return Anchor(position=request.anchor_position)
-        case "anchor_event_id":
-            return Anchor(event_id=request.anchor_event_id)
-        case "anchor_emit_time":
-            return Anchor(time=codec.nanoseconds(request.anchor_emit_time))
-        case _:
-            return None

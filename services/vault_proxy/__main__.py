@@ -11,8 +11,10 @@ from services.vault_proxy.settings import Settings
 from services.vault_proxy.undumped import hide_memory
 
 ON_FIRST_USE = (
+    "services.vault_proxy.connecting.accounts",
     "services.vault_proxy.mcp.connection",
     "services.vault_proxy.stores.hashicorp.login",
+    "services.vault_proxy.stores.hashicorp.reads",
     "services.vault_proxy.stores.memory",
 )
 

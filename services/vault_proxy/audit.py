@@ -60,27 +60,41 @@ class Audit:
         self._none = asyncio.Event()
         self._none.set()
 
-    def used(self, session_id: str, server: str, execution_id: str, credential: Bound, result: str) -> None:
-        """Takes note of a use, at once. `execution_id` is the call's, or empty when tools were looked up.
+    def used(
+        self, session_id: str, server: str, execution_id: str, credential: Bound, result: str, times: int = 1
+    ) -> None:
+        """Takes note of a use, at once. `execution_id` is the call's, or empty when there is none.
 
-        `result` is `ok` or an ErrorReason by name.
+        `result` is `ok` or an ErrorReason by name, `times` how many uses this is. Without a session there is no log to
+        tell: ours has it.
         """
+        if not session_id:
+            _log.info("a credential was used", credential_id=credential.credential_id, server=server, result=result)
+            return
         use = event_pb2.CredentialUsed(
             credential_id=credential.credential_id,
             vault_id=credential.vault_id,
             server=server,
             execution_id=execution_id,
             result=result,
+            times=times if times > 1 else 0,
         )
         event_id = _event_id(execution_id or ids.mint("tools"))
         self._take(session_id, event_pb2.Event(event_id=event_id, ignorable=True, credential_used=use))
 
-    def changed(self, session_id: str, server: str, change: Change) -> None:
-        """Takes note that a server offers other tools than before, at once."""
+    def changed(self, session_id: str, server: str, change: Change, since: str = "") -> None:
+        """Takes note that a server offers other tools than before, at once.
+
+        `since` is the digest of what the log says was offered: a process that finds the same says it not again.
+        """
         change_of = event_pb2.ToolsChanged(
             server=server, added=change.added, removed=change.removed, changed=change.changed
         )
-        self._take(session_id, event_pb2.Event(event_id=ids.mint("tools"), ignorable=True, tools_changed=change_of))
+        event_id = ids.mint("tools")
+        if since:
+            what = f"{since} {server} {change}"
+            event_id = f"tools-{hashlib.sha256(what.encode()).hexdigest()}"
+        self._take(session_id, event_pb2.Event(event_id=event_id, ignorable=True, tools_changed=change_of))
 
     def refused(self, session_id: str, refusal: event_pb2.DoorRefused) -> None:
         """Takes note that a door refused something, at once. `Refusals` sees to it that these are few."""

@@ -1,7 +1,8 @@
 """Credentials without their secrets: what is told of them, and how secrets are written that nobody here can read.
 
 A credential is two documents: its facts, and its secrets. Facts come first and go last, so that no secret lies anywhere
-that is not listed; each step can be taken again by the next call. Oldest first is by id: minted ids sort by age.
+that is not listed; each step can be taken again by the next call. Oldest first is by id: minted ids sort by
+age, those of one millisecond anyhow.
 """
 
 from __future__ import annotations
@@ -141,6 +142,22 @@ class Credentials:
             version = await self._store.patch(_secret_path(tenant, old), {**secret, **CLEARED}, old.version)
         await self._tell(tenant, new, lambda now: replace(new, name=now.name))
         return replace(new, version=version)
+
+    async def reconnect(self, tenant: str, old: Credential, draft: Draft) -> Credential:
+        """Replaces all of a grant, also who renews it. Raises Gone, Conflict (`VERSION_CONFLICT`) or Invalid."""
+        draft, _ = kinds.checked(draft, str(old.origin or ""))
+        facts = {name: value for name, value in draft.facts.items() if name != "expire_time"}
+        ends = draft.facts.get("expire_time", "")
+        new = replace(old, facts=facts, expire_time=ends, update_time=self._now(), revoked=False)
+        for _ in range(TRIES):
+            version = await self._store.version(_secret_path(tenant, old))
+            try:
+                version = await self._store.write(_secret_path(tenant, old), _secret_fields(new, draft), version)
+            except Conflict:
+                continue  # it was being renewed
+            await self._tell(tenant, new, lambda now: replace(new, name=now.name))
+            return replace(new, version=version)
+        raise Conflict("VERSION_CONFLICT", "somebody else changes the credential")
 
     async def _tell(self, tenant: str, credential: Credential, change: Callable[[Credential], Credential]) -> None:
         """Writes what an update changed of the facts. Raises Gone, the secret purged, if it was archived meanwhile."""

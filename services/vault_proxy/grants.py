@@ -29,6 +29,12 @@ class Access:
     vault_ids: tuple[str, ...] = ()
     repositories: tuple[Rule, ...] = ()
     secrets: Pass | None = field(default=None, compare=False)  # what its secrets are read with
+    vouched: bool = False  # a client's, for one use: there is no session, and `session_id` only names the access
+
+    @property
+    def told(self) -> str:
+        """The session whose log is told of what is used; empty when there is none."""
+        return "" if self.vouched else self.session_id
 
     def server(self, name: str | None) -> Server | None:
         """Returns the server of a name."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from services.kit.errors import Invalid
+from services.vault_proxy.connecting.steps import Returned, Started, Wish
 from services.vault_proxy.core import kinds
 from services.vault_proxy.core.kinds import Draft
 from services.vault_proxy.credentials import Credential
@@ -80,6 +81,33 @@ def credential_message(credential: Credential) -> pb.Credential:
         case kinds.GIT:
             _copy(facts, message.git, "user", "app_id", "installation_id")
     return message
+
+
+def wish_of(request: pb.StartConnectionRequest) -> Wish:
+    """Reads what a client wants to connect."""
+    return Wish(
+        vault_id=request.vault_id,
+        url=request.url,
+        redirect_uri=request.redirect_uri,
+        name=request.name,
+        client_id=request.client_id,
+        client_secret=Secret(request.client_secret),
+        scope=request.scope,
+    )
+
+
+def started_message(started: Started) -> pb.StartConnectionResponse:
+    """Returns what a client needs to send a person away."""
+    message = pb.StartConnectionResponse(
+        authorization_url=started.authorization_url, state=started.state, issuer=started.issuer
+    )
+    message.expire_time.FromSeconds(int(started.ends))
+    return message
+
+
+def returned_of(request: pb.FinishConnectionRequest) -> Returned:
+    """Reads what a redirect brought."""
+    return Returned(request.state, Secret(request.code), request.issuer, request.error)
 
 
 def _copy(facts: Mapping[str, str], message: pb.McpOauthFacts | pb.GitFacts, *names: str) -> None:

@@ -133,7 +133,7 @@ class Renewal:
             case Failed.OTHERWISE:
                 after = f"{now + renewal.BACKOFF_SECONDS:.3f}"
                 changes, result = {**renewal.CLEARED, renewal.RENEW_AFTER: after}, "CREDENTIAL_REFRESH_FAILED"
-        self._audit.used(access.session_id, _host(fields), "", credential, result)
+        self._audit.used(access.told, _host(fields), "", credential, result)
         await self._keep(access, path, changes, document, now + renewal.LEASE_SECONDS)
         if not isinstance(outcome, Renewed):
             _log.warning("an access is not renewed", credential_id=credential.credential_id, result=result)
@@ -156,7 +156,7 @@ class Renewal:
         except (UrlRefused, NoAnswer) as problem:
             _log.warning("an authorization server does not answer", kind=type(problem).__name__)
             return Failed.OTHERWISE
-        return renewal.answer(answer.status, answer.body)
+        return renewal.answer(answer.status, answer.body, fields.get("resource", ""))
 
     async def _keep(self, access: Access, path: str, changes: Changes, document: Document, until: float) -> None:
         """Stores what the server said. What a client has put in the refresh token's place meanwhile counts more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -11,18 +12,27 @@ from handmesh.sandbox.v1 import tool_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServicer
 from services.kit import identity
-from services.kit.errors import Unauthenticated, Unimplemented
+from services.kit.errors import Unauthenticated
 from services.kit.grants import Grants, shown
+from services.vault_proxy.connecting import Connecting
 from services.vault_proxy.core.answer import Answer
 from services.vault_proxy.core.catalog import OfferedTool, Problem
 from services.vault_proxy.doors.messages import DOORS, policy_of, prepared_message
 from services.vault_proxy.doors.reception import Reception
 from services.vault_proxy.doors.visit import Visit
 from services.vault_proxy.grants import Access, access_of
-from services.vault_proxy.messages import credential_message, draft_of, vault_message
+from services.vault_proxy.messages import (
+    credential_message,
+    draft_of,
+    returned_of,
+    started_message,
+    vault_message,
+    wish_of,
+)
 from services.vault_proxy.passes import GrantPass
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.tools import Call, Tools
+from services.vault_proxy.validation import Validation
 from services.vault_proxy.vaults import Vaults
 
 NAME = "handmesh.vault_proxy.v1.VaultProxyService"
@@ -33,11 +43,21 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class VaultProxy(VaultProxyServiceServicer):
     """The service."""
 
-    def __init__(self, grants: Grants, tools: Tools, vaults: Vaults, reception: Reception) -> None:
+    def __init__(
+        self,
+        grants: Grants,
+        tools: Tools,
+        vaults: Vaults,
+        reception: Reception,
+        connecting: Connecting,
+        validation: Validation,
+    ) -> None:
         self._grants = grants
         self._tools = tools
         self._vaults = vaults
         self._reception = reception
+        self._connecting = connecting
+        self._validation = validation
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         catalog = await self._tools.list(await self._access(context), request.refresh)
@@ -48,7 +68,11 @@ class VaultProxy(VaultProxyServiceServicer):
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
         access = await self._access(context)
-        call = Call(request.name, request.input, request.execution_id, request.attach_only)
+        replica = _is_replica()
+        grant = "" if replica else shown(context.invocation_metadata())
+        offered = partial(self._grants.offered, grant, request.offered_position) if request.offered_position else None
+        attach_only = request.attach_only or replica
+        call = Call(request.name, request.input, request.execution_id, attach_only, grant, offered)
         return pb.ExecuteResponse(result=_result(await self._tools.execute(access, call)))
 
     async def WatchExecution(
@@ -64,7 +88,8 @@ class VaultProxy(VaultProxyServiceServicer):
                 yield pb.WatchExecutionResponse(chunk=each, next_offset=offset)
 
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
-        self._tools.cancel(await self._access(context), request.execution_id)
+        grant = "" if _is_replica() else shown(context.invocation_metadata())
+        await self._tools.cancel(await self._access(context), request.execution_id, grant)
         return pb.CancelExecutionResponse()
 
     async def CreateVault(self, request: pb.CreateVaultRequest, context: Context) -> pb.CreateVaultResponse:
@@ -117,34 +142,40 @@ class VaultProxy(VaultProxyServiceServicer):
     async def ValidateCredential(
         self, request: pb.ValidateCredentialRequest, context: Context
     ) -> pb.ValidateCredentialResponse:
-        raise _not_built("ValidateCredential")
+        voucher = Secret(request.voucher)
+        verdict = await self._validation.validate(_tenant(), request.credential_id, voucher, request.url)
+        return pb.ValidateCredentialResponse(valid=verdict.valid, reason=verdict.reason, detail=verdict.detail)
 
     async def StartConnection(self, request: pb.StartConnectionRequest, context: Context) -> pb.StartConnectionResponse:
-        raise _not_built("StartConnection")
+        started = await (await self._connecting.accounts()).start(_tenant(), wish_of(request))
+        return started_message(started)
 
     async def FinishConnection(
         self, request: pb.FinishConnectionRequest, context: Context
     ) -> pb.FinishConnectionResponse:
-        raise _not_built("FinishConnection")
+        connected = await (await self._connecting.accounts()).finish(_tenant(), returned_of(request))
+        return pb.FinishConnectionResponse(credential=credential_message(connected))
 
     async def _access(self, context: Context) -> Access:
         """Returns what the call's grant allows. A client's grant must be of the client's own tenant."""
         grant = shown(context.invocation_metadata())
         answer = await self._grants.check(grant)
-        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant)))
+        word = Secret(answer.vault_jwt) if answer.vault_jwt else None
+        access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant), word))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")
         return access
+
+
+def _is_replica() -> bool:
+    """Says whether another replica asks: for what this one knows itself."""
+    return identity.current().kind == "vault_proxy"
 
 
 def _tenant() -> str:
     tenant = identity.current().tenant
     assert tenant is not None, "the access table lets only clients in"
     return tenant
-
-
-def _not_built(what: str) -> Unimplemented:
-    return Unimplemented("UNIMPLEMENTED", f"{what} is not built yet")
 
 
 def _tool(tool: OfferedTool) -> tool_pb2.Tool:

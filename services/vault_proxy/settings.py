@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from services.kit.origin import Allowed, parse_allowed
 from services.kit.settings import (
@@ -11,6 +12,7 @@ from services.kit.settings import (
     Mesh,
     SettingsError,
     address,
+    addresses,
     existing,
     one_of,
     path,
@@ -23,6 +25,13 @@ from services.kit.settings import (
 from services.vault_proxy.core.egress import parse_hosts
 
 EVERYWHERE = frozenset({"0.0.0.0", "[::]"})
+
+
+def client_document(value: str) -> str:
+    """Takes the https URL of a client metadata document."""
+    if urlsplit(value).scheme != "https" or urlsplit(value).path in ("", "/"):
+        raise ValueError("an https URL with a path")
+    return value
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,12 @@ class Settings(Mesh):
     outbound_ca_file: Path | None = setting(
         "HANDMESH_OUTBOUND_CA_FILE", existing, None, "PEM of more authorities that sign MCP servers' certificates."
     )
+    oauth_client_url: str = setting(
+        "HANDMESH_OAUTH_CLIENT_URL",
+        client_document,
+        "",
+        "Where this mesh's OAuth client metadata document is. Without it clients are registered.",
+    )
     call_seconds: int = setting("HANDMESH_MCP_CALL_SECONDS", whole, 120, "How long one tool call may take.")
     connect_seconds: int = setting(
         "HANDMESH_MCP_CONNECT_SECONDS",
@@ -67,6 +82,12 @@ class Settings(Mesh):
     )
     idle_seconds: int = setting(
         "HANDMESH_MCP_IDLE_SECONDS", whole, 300, "After how long an unused connection to an MCP server is closed."
+    )
+    replicas: tuple[str, ...] = setting(
+        "HANDMESH_VAULT_PROXY_REPLICAS",
+        lambda value: tuple(addresses(value).split(",")),
+        (),
+        "host:port,...: the other replicas' mesh ports. A call that one of them runs is found there.",
     )
     door_listen: str = setting(
         "HANDMESH_DOOR_LISTEN",
@@ -81,6 +102,9 @@ class Settings(Mesh):
         "Where it finds that listener, of this very replica. None: as it listens.",
     )
 
+    git_push_mib: int = tuning(
+        "HANDMESH_GIT_PUSH_MIB", whole, 2_048, "Most MiB of one push, and of one large object, through a git door."
+    )
     package_hosts: tuple[str, ...] = setting(
         "HANDMESH_VAULT_PROXY_PACKAGE_HOSTS",
         parse_hosts,

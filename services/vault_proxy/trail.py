@@ -5,8 +5,10 @@
     tenants/<tenant>/vaults/<vault_id>/keys/<sha256 of the key>      credential_id: the one that has an origin
     tenants/<tenant>/secrets/<vault_id>/<credential_id>              kind, origin, and the secrets
     tenants/<tenant>/requests/<sha256 of the request id>             vault_id
+    tenants/<tenant>/connections/<sha256 of the state>               sealed, expires: an account that is being connected
 
-Only what lies below `secrets` is secret: this service may write there and not read; a session's token may read.
+Only what lies below `secrets` is secret: this service may write there and not read; a session's token may read. What
+lies below `connections` opens only with the state, which is not kept.
 Each part of a path is checked here, so no id leads out of its tenant's folder. The vault folds case: so all of it is
 lower case.
 """
@@ -70,6 +72,16 @@ def key(tenant: str, vault_id: str, name: str) -> str:
 def request(tenant: str, request_id: str) -> str:
     """Returns the path of what a request made."""
     return f"{tenant_folder(tenant)}/requests/{hashlib.sha256(request_id.encode()).hexdigest()[:40]}"
+
+
+def connections_folder(tenant: str) -> str:
+    """Returns the folder of a tenant's accounts that are being connected."""
+    return f"{tenant_folder(tenant)}/connections"
+
+
+def connection(tenant: str, state: str) -> str:
+    """Returns the path of an account that is being connected."""
+    return f"{connections_folder(tenant)}/{hashlib.sha256(state.encode()).hexdigest()}"
 
 
 def _vault(tenant: str, vault_id: str) -> str:

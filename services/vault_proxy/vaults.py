@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from services.kit import ids
 from services.kit.errors import Conflict, Exists, Gone, Invalid
+from services.kit.origin import Origin
 from services.vault_proxy import trail
-from services.vault_proxy.core.kinds import NAME_CHARACTERS, Draft
+from services.vault_proxy.core.kinds import MCP_OAUTH, NAME_CHARACTERS, Draft, key_of
 from services.vault_proxy.credentials import Credential, Credentials, missing, moment
 from services.vault_proxy.ports import CredentialStore, Document
 
@@ -41,7 +42,7 @@ class Vaults:
 
     async def create_vault(self, tenant: str, request_id: str, name: str) -> Vault:
         """Makes a vault, or returns the one that the same request made."""
-        _check_name(name)
+        check_name(name)
         vault = Vault(ids.mint("vault"), name, self._now())
         if request_id:
             vault_id = await self._claim(tenant, request_id, vault.vault_id)
@@ -103,7 +104,7 @@ class Vaults:
 
     async def add(self, tenant: str, vault_id: str, name: str, origin: str, draft: Draft) -> Credential:
         """Adds a credential. Raises Gone (`VAULT_NOT_FOUND`), Invalid, Exists (`CREDENTIAL_EXISTS`) or Full."""
-        _check_name(name)
+        check_name(name)
         await self._living(tenant, vault_id)
         added = await self._credentials.add(tenant, vault_id, name, origin, draft)
         try:
@@ -112,6 +113,32 @@ class Vaults:
             await self._credentials.purge(tenant, vault_id, added.credential_id)
             raise
         return added
+
+    async def check_place(self, tenant: str, vault_id: str, origin: Origin) -> Credential | None:
+        """Returns the OAuth grant that a vault has for an origin, if any.
+
+        Raises Gone (`VAULT_NOT_FOUND`), or Exists (`CREDENTIAL_EXISTS`) when there is another kind in its place.
+        """
+        await self._living(tenant, vault_id)
+        for each in await self._credentials.all_of(tenant, vault_id, versions=False):
+            if each.key == key_of(MCP_OAUTH, origin, {}):
+                if each.kind != MCP_OAUTH:
+                    message = f"the vault has a {each.kind} for {origin}: archive it first"
+                    raise Exists("CREDENTIAL_EXISTS", message, key=str(origin))
+                return each
+        return None
+
+    async def connect(self, tenant: str, vault_id: str, name: str, origin: Origin, draft: Draft) -> Credential:
+        """Adds an account's OAuth grant, or puts it in the place of the one that the vault has for the origin.
+
+        Raises as `check_place` and `add`.
+        """
+        old = await self.check_place(tenant, vault_id, origin)
+        if old is None:
+            return await self.add(tenant, vault_id, name, str(origin), draft)
+        connected = await self._credentials.reconnect(tenant, old, draft)
+        self._changed(old.credential_id)
+        return connected
 
     async def update(self, tenant: str, credential_id: str, draft: Draft, expected_version: int) -> Credential:
         """Replaces secrets. Raises Gone (`CREDENTIAL_NOT_FOUND`), Invalid or Conflict (`VERSION_CONFLICT`)."""
@@ -160,6 +187,7 @@ def _about(vault: Vault) -> dict[str, str]:
     return {**fields, "archived": "1"} if vault.archived else fields
 
 
-def _check_name(name: str) -> None:
+def check_name(name: str) -> None:
+    """Raises Invalid (`ARGUMENT_INVALID`) for a name that is too long."""
     if len(name) > NAME_CHARACTERS:
         raise Invalid("ARGUMENT_INVALID", f"name: at most {NAME_CHARACTERS} characters", field="name")

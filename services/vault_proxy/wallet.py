@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 
 from services.kit import ids
 from services.kit.logs import Log
@@ -30,6 +31,21 @@ class Usable:
     version: int
 
 
+@dataclass(frozen=True)
+class Login:
+    """A git host's credential: a user and a value, or what a GitHub App has. `version` counts its secrets."""
+
+    credential_id: str
+    vault_id: str
+    origin: Origin
+    version: int
+    user: str
+    value: Secret[str]
+    app_id: str = ""
+    installation_id: str = ""
+    private_key: Secret[str] = field(default_factory=lambda: Secret(""))
+
+
 class Wallet:
     """Reads secrets for sessions."""
 
@@ -44,16 +60,34 @@ class Wallet:
         `refused` is a value that the server has just refused: then an access that can be renewed is.
         Raises Refused (`CREDENTIAL_REVOKED`), or Unavailable (`CREDENTIAL_REFRESH_FAILED`, `VAULT_UNAVAILABLE`).
         """
+        async for credential in self._of(access, origin):
+            if credential.kind in kinds.FOR_MCP:
+                found = _usable(credential, await self._read(access, credential, refused))
+                if found is not None:
+                    return found
+        return None
+
+    async def find_git(self, access: Access, origin: Origin) -> Login | None:
+        """Returns the credential for a git host's origin: of the first vault that has one; or None.
+
+        Raises Unavailable (`VAULT_UNAVAILABLE`), or Unauthenticated when the access is over.
+        """
+        async for credential in self._of(access, origin):
+            if credential.kind == kinds.GIT:
+                found = _login(credential, await self._read(access, credential, None))
+                if found is not None:
+                    return found
+        return None
+
+    async def _of(self, access: Access, origin: Origin) -> AsyncIterator[Credential]:
+        """Yields what a session's vaults have for an origin: in the order of its vaults, the oldest first."""
         for vault_id in access.vault_ids:
             if not ids.MINTED.fullmatch(vault_id):
                 _log.warning("a session names a vault that cannot be", vault_id=vault_id[:40])
                 continue
             for credential in await self._credentials.all_of(access.tenant, vault_id, versions=False):
-                if credential.origin == origin and credential.kind in kinds.FOR_MCP:
-                    found = _usable(credential, await self._read(access, credential, refused))
-                    if found is not None:
-                        return found
-        return None
+                if credential.origin == origin:
+                    yield credential
 
     async def _read(self, access: Access, credential: Credential, refused: Secret[str] | None) -> Document | None:
         if credential.kind == kinds.MCP_OAUTH:
@@ -78,6 +112,30 @@ def _usable(credential: Credential, document: Document | None) -> Usable | None:
         credential.origin,
         Secret(value),
         document.version,
+    )
+
+
+def _login(credential: Credential, document: Document | None) -> Login | None:
+    """Reads a git host's secret document, as `_usable` does."""
+    fields = document.fields.reveal() if document else {}
+    value, app = fields.get("value", "").strip(), fields.get("private_key", "")
+    bound = fields.get("kind") == credential.kind and _origin(fields) == credential.origin
+    user = fields.get("user") or kinds.GIT_USER
+    numbers = (fields.get("app_id", ""), fields.get("installation_id", ""))
+    sendable = all(map(kinds.is_number, numbers)) if app else kinds.is_bearer(value)
+    if document is None or not bound or not sendable or not kinds.is_user(user) or credential.origin is None:
+        _log.warning("a secret is not usable", vault_id=credential.vault_id, credential_id=credential.credential_id)
+        return None
+    return Login(
+        credential_id=credential.credential_id,
+        vault_id=credential.vault_id,
+        origin=credential.origin,
+        version=document.version,
+        user=user,
+        value=Secret(value),
+        app_id=numbers[0],
+        installation_id=numbers[1],
+        private_key=Secret(app),
     )
 
 

@@ -19,6 +19,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from handmesh.harness.v1 import harness_pb2, harness_pb2_grpc
 from handmesh.sandbox.v1 import sandbox_pb2, sandbox_pb2_grpc
 from handmesh.session.v1 import event_pb2, session_pb2, session_pb2_grpc
+from handmesh.vault_proxy.v1 import vault_proxy_pb2_grpc
+from tests.cli.vault_peer import VaultPeer
 
 KEY = "hmk_test"
 PAGE = 3
@@ -54,6 +56,8 @@ class Peer(
         session_pb2_grpc.add_SessionServiceServicer_to_server(self, self._server)
         harness_pb2_grpc.add_HarnessServiceServicer_to_server(self, self._server)
         sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(self, self._server)
+        self.vaults = VaultPeer(self)
+        vault_proxy_pb2_grpc.add_VaultProxyServiceServicer_to_server(self.vaults, self._server)
         healthy = health.HealthServicer()
         healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(healthy, self._server)
@@ -135,6 +139,10 @@ class Peer(
             for event in request.initial_events:
                 self._append(session_id, event, "client")
         return session_pb2.CreateSessionResponse(session=self._session(session_id))
+
+    def VouchVault(self, request, context):
+        self._known("", context)
+        return session_pb2.VouchVaultResponse(voucher=f"for {request.vault_id}")
 
     def GetSession(self, request, context):
         return session_pb2.GetSessionResponse(session=self._session(self._known(request.session_id, context)))

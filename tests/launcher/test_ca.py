@@ -14,7 +14,13 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from handmesh.launcher.ca import RENEW_BEFORE, SERVICE_LIFETIME, ensure_api_key, ensure_certificates
+from handmesh.launcher.ca import (
+    RENEW_BEFORE,
+    SERVICE_LIFETIME,
+    ensure_api_key,
+    ensure_certificates,
+    ensure_door_authority,
+)
 
 NOW = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
 NAMES = ("session", "harness")
@@ -57,6 +63,19 @@ def test_files_are_private_and_a_service_directory_holds_no_other_key(tmp_path: 
         *(f"{service}/{file}" for service in ("harness", "session") for file in ("ca.pem", "cert.pem", "key.pem")),
     ]
     assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.pem")} == {0o600}
+
+
+def test_the_authority_of_doors_is_another_one(tmp_path: Path) -> None:
+    """Sandboxes trust it, and no service does: its own key and name, private, and kept while it is good."""
+    ensure_certificates(tmp_path, NAMES, NOW)
+    ensure_door_authority(tmp_path, NOW)
+    first = contents(tmp_path)
+    assert first["doors/key.pem"] != first["ca/key.pem"] and first["doors/ca.pem"] != first["ca/ca.pem"]
+    made = x509.load_pem_x509_certificate(first["doors/ca.pem"])
+    assert made.subject.rfc4514_string() == "CN=handmesh egress door"
+    assert (tmp_path / "doors" / "key.pem").stat().st_mode & 0o777 == 0o600
+    ensure_door_authority(tmp_path, NOW)
+    assert contents(tmp_path) == first
 
 
 def test_what_is_good_is_used_again(tmp_path: Path) -> None:

@@ -82,6 +82,8 @@ def test_vault_proxy_is_told_of_the_vault_alone() -> None:
         "HANDMESH_LISTEN": "127.0.0.1:7414",
         "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7404",
         "HANDMESH_DOOR_LISTEN": "127.0.0.1:7415",
+        "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE": "/data/tls/doors/ca.pem",
+        "HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE": "/data/tls/doors/key.pem",
         "HANDMESH_TLS_DIR": "/data/tls/vault_proxy",
         "HANDMESH_SESSION_ADDRESS": "127.0.0.1:7411",
         "HANDMESH_VAULT_URL": "http://127.0.0.1:7430",

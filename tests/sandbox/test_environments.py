@@ -11,7 +11,8 @@ import pytest
 from services.kit.errors import Invalid
 from services.sandbox import backends
 from services.sandbox.environments import BUILT_IN, SIZES, EnvironmentsError, load, parse
-from services.sandbox.hand import Limits, Recipe
+from services.sandbox.hand import Limits, Network, Recipe
+from services.sandbox.networks import described
 
 BACKENDS = backends.keys()
 
@@ -178,3 +179,15 @@ def test_an_unknown_environment_is_refused(name: str) -> None:
     with pytest.raises(Invalid, match="ENVIRONMENT_UNKNOWN") as refused:
         BUILT_IN.recipe(name)
     assert "bubblewrap" not in str(refused.value) and "default, docker, process" in str(refused.value)
+
+
+def test_what_may_be_reached_is_read_and_told() -> None:
+    """A network arrives as it was written; people and models are told of it after the operator's own words."""
+    text = "[environments.a]\nbackend = 'docker'\ndescription = 'Builds.'\n[environments.a.network]\n"
+    text += "allow = ['a.test', '*.b.test:8443']\nallow_package_managers = true\nallow_mcp_servers = true\n"
+    recipe = parse(text, "f.toml", BACKENDS).recipe("a")
+    assert recipe.network == Network(("a.test", "*.b.test:8443"), True, True) and recipe.network
+    reach = "a.test, *.b.test:8443, package managers' hosts, the hosts of the session's MCP servers"
+    assert described(recipe) == f"Builds. Network, by HTTP only: {reach}."
+    plain = parse("[environments.a]\nbackend = 'docker'\nnetwork = {}\n", "f.toml", BACKENDS).recipe("a")
+    assert not plain.network and described(plain) == plain.description

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+import pytest_asyncio
 
+from tests.security.ground import Ground, ground_of
 from tests.support.canary import mint
+from tests.support.requirements import require
 from tests.vault_proxy.conftest import proxy, session_peer, shop, shop_grant, start, store_settings
 
 __all__ = ["proxy", "session_peer", "shop", "shop_grant", "start", "store_settings"]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ground]:
+    """A whole mesh to attack: one for the run, so a test makes sessions of its own and mends what it breaks."""
+    for lack in ("e2e", "bwrap"):
+        require(lack)
+    async with ground_of(tmp_path_factory.mktemp("ground")) as started:
+        yield started
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from services.sandbox.seeds_rules import Repository, Sources, check_repository
 from services.vault_proxy.outbound import Failure, NoAnswer, Outbound
 from services.vault_proxy.secret import Secret
 from tests.kit.test_origin import REFUSED_ADDRESSES, REFUSED_URLS
-from tests.support.sockets import SOCKETS
+from tests.support.heard import SOCKETS
 from tests.vault_proxy.conftest import Start
 from tests.vault_proxy.strange_server import Reply, StrangeServer, strange_server
 from tests.vault_proxy.test_outbound import KEY, post, resolving

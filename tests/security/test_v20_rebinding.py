@@ -8,7 +8,7 @@ import pytest
 
 from services.kit.origin import Allowed, parse_allowed
 from services.vault_proxy.outbound import BodyRefused, Failure, Outbound, observe
-from tests.support.sockets import SOCKETS
+from tests.support.heard import SOCKETS
 from tests.vault_proxy.strange_server import Reply, StrangeServer, strange_server
 from tests.vault_proxy.test_outbound import bearer, post, resolving
 

@@ -7,6 +7,7 @@ that it finds: see tests/security/test_s01_canary_sweep.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -21,9 +22,17 @@ CHUNK_BYTES = 16 * 1024 * 1024  # of a memory or a file at once
 OVERLAP_BYTES = 4 * 1024  # more than the longest spelling
 
 
-def mint(what: str = "canary") -> str:
-    """Makes a secret that can be a header, a password and a URL's part, with characters that encodings change."""
-    return f"{what}-{os.urandom(12).hex()}+/=~x"
+def core() -> str:
+    """Makes what canaries of one run have in common: whoever finds it has found one of them."""
+    return os.urandom(12).hex()
+
+
+def mint(what: str = "canary", around: str = "") -> str:
+    """Makes a secret that can be a header, a password and a URL's part, with characters that encodings change.
+
+    `around` is a core that it has in common with others.
+    """
+    return f"{what}-{around or core()}+/=~x"
 
 
 @functools.cache
@@ -44,33 +53,38 @@ def hits(canary: str, content: bytes | str) -> list[bytes]:
 
 @dataclass
 class Sweep:
-    """Looks for canaries, by name, in sinks. `found` has (canary, sink); `seen` counts bytes by kind of sink."""
+    """Looks for canaries, or cores, by name, in sinks. `found` has (name, kind, sink); `seen` counts bytes by kind."""
 
     canaries: Mapping[str, str] = field(repr=False)
-    found: list[tuple[str, str]] = field(default_factory=list)
+    found: list[tuple[str, str, str]] = field(default_factory=list)
     seen: dict[str, int] = field(default_factory=dict)
 
     def look(self, kind: str, sink: str, content: bytes | str, innocent: frozenset[str] = frozenset()) -> None:
         """Looks into some bytes. Canaries named in `innocent` may be there."""
         self.seen[kind] = self.seen.get(kind, 0) + len(content)
         for name, canary in self.canaries.items():
-            if name not in innocent and (name, sink) not in self.found and hits(canary, content):
-                self.found.append((name, sink))
+            if name not in innocent and (name, kind, sink) not in self.found and hits(canary, content):
+                self.found.append((name, kind, sink))
 
-    def files(self, kind: str, folder: Path, innocent: Mapping[str, frozenset[str]] | None = None) -> None:
-        """Looks into every file below a folder, and at its name. `innocent` has canaries by path below the folder."""
+    def files(self, kind: str, folder: Path, innocent: frozenset[str] = frozenset()) -> None:
+        """Looks into every file below a folder, and at its name. What goes away meanwhile is not there."""
         for path in sorted(folder.rglob("*")):
             place = path.relative_to(folder).as_posix()
-            allowed = next((names for at, names in (innocent or {}).items() if place.startswith(at)), frozenset())
-            self.look(kind, f"the name {place}", os.fsencode(place), allowed)
-            if path.is_file() and not path.is_symlink():
-                for part in _parts_of(path):
-                    self.look(kind, place, part, allowed)
+            self.look(kind, f"the name {place}", os.fsencode(place), innocent)
+            try:
+                if path.is_file() and not path.is_symlink():
+                    for part in _parts_of(path):
+                        self.look(kind, place, part, innocent)
+            except FileNotFoundError:
+                continue
 
-    def environment(self, pid: int, innocent: frozenset[str] = frozenset()) -> None:
-        """Looks at the environment and the command line of a process."""
-        for name in ("environ", "cmdline"):
-            self.look("environments", f"{name} of {pid}", Path(f"/proc/{pid}/{name}").read_bytes(), innocent)
+    def environments(self, innocent: frozenset[str] = frozenset()) -> None:
+        """Looks at the environment and the command line of every process that may be looked at."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                for name in ("environ", "cmdline"):
+                    with contextlib.suppress(OSError):
+                        self.look("environments", f"{name} of {entry.name}", (entry / name).read_bytes(), innocent)
 
     def memory(self, pid: int, innocent: frozenset[str] = frozenset()) -> None:
         """Looks into all that a process could write into a core dump: its private, writable memory."""
@@ -101,20 +115,3 @@ def memory_of(pid: int) -> Iterator[bytes]:
                     yield memory.read(min(CHUNK_BYTES + OVERLAP_BYTES, end - at))
                 except (OSError, OverflowError):
                     continue  # a device's memory, or gone meanwhile
-
-
-def descendants(pid: int) -> list[int]:
-    """Returns a process and all that came from it, as far as they live."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            parents.setdefault(parent, []).append(int(entry.name))
-    found, left = [], [pid]
-    while left:
-        found.append(left.pop())
-        left += parents.get(found[-1], [])
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import subprocess
 import threading
@@ -63,6 +64,7 @@ class GitServer:
         self.fetches = 0
         self.refuse_with = 0  # a status to answer everything with
         self.move_to = ""  # a place to send everybody to
+        self.password = ""  # without which, behind Basic auth, nothing is given; who has it may push
         self.hold = threading.Event()  # sends no objects until it is set
         self.hold.set()
         self.held = threading.Event()  # set when somebody waits for it
@@ -94,6 +96,9 @@ class GitServer:
         if self.refuse_with or self.move_to:
             headers = [("Location", self.move_to + request.path)] if self.move_to else []
             return self.refuse_with or 302, headers, b""
+        allowed = base64.b64encode(f"x-access-token:{self.password}".encode()).decode()
+        if self.password and request.headers.get("Authorization") != f"Basic {allowed}":
+            return 401, [("WWW-Authenticate", 'Basic realm="git"')], b""
         if b"command=fetch" in body:
             self.fetches += 1
             self.held.set()
@@ -108,6 +113,7 @@ class GitServer:
             "GIT_PROTOCOL": request.headers.get("Git-Protocol", ""),
             "CONTENT_TYPE": request.headers.get("Content-Type", ""),
             "CONTENT_LENGTH": str(len(body)),
+            **({"REMOTE_USER": "agent"} if self.password else {}),
             "HTTP_CONTENT_ENCODING": request.headers.get("Content-Encoding", ""),
         }
         said = subprocess.run(["git", "http-backend"], env=env, input=body, check=True, capture_output=True).stdout

@@ -10,11 +10,11 @@ import base64
 import json
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote_plus
 
 MOST_BODY = 64 * 1024
@@ -49,12 +49,16 @@ class OAuthServer:
     asked: threading.Event = field(default_factory=threading.Event)
     grants: list[Grant] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)  # requests come in threads
+    mint: Callable[[], str] = lambda: secrets.token_urlsafe(24)
 
     def grant(self) -> Grant:
         """Gives a client access to an account, as the code flow would."""
-        made = Grant(secrets.token_urlsafe(24), secrets.token_urlsafe(24))
         with self.lock:
-            self.grants.append(made)
+            return self._grant()
+
+    def _grant(self) -> Grant:
+        made = Grant(self.mint(), self.mint())
+        self.grants.append(made)
         return made
 
     def accepts(self, authorization: str | None) -> bool:
@@ -77,9 +81,24 @@ class OAuthServer:
                 return self._complain("invalid_request", "a parameter comes twice")
             if wrong := self._client_wrong(headers.get("Authorization"), form):
                 return self._complain("invalid_client", wrong, 401)
-            if form.get("grant_type") != "refresh_token":
-                return self._complain("unsupported_grant_type", "the grant type")
-            return self._refresh(form.get("refresh_token", ""))
+            match form.get("grant_type"):
+                case "refresh_token":
+                    return self._refresh(form.get("refresh_token", ""))
+                case "authorization_code":
+                    return self.exchange(form)
+                case _:
+                    return self._complain("unsupported_grant_type", "the grant type")
+
+    def exchange(self, form: dict[str, str]) -> tuple[int, dict[str, object]]:
+        """Answers for a code. This server gives none."""
+        return self._complain("unsupported_grant_type", "no codes here")
+
+    def answer(self, method: str, target: str, headers: Any, body: bytes) -> tuple[int, dict[str, str], object]:
+        """Answers any request: status, headers, and what becomes JSON. Every POST is for the token endpoint here."""
+        if method != "POST":
+            return 405, {}, {}
+        status, said = self.token(headers, body)
+        return status, {}, said
 
     def _client_wrong(self, authorization: str | None, form: dict[str, str]) -> str:
         if self.client_auth == "client_secret_basic":
@@ -104,13 +123,13 @@ class OAuthServer:
                 if grant.ended:
                     return 400, {"error": "invalid_grant"}
                 self.refreshed += 1
-                grant.access = secrets.token_urlsafe(24)
+                grant.access = self.mint()
                 answer: dict[str, object] = {"access_token": grant.access, "token_type": "bearer"}
                 if self.expires_in is not None:
                     answer["expires_in"] = self.expires_in
                 if self.rotates:
                     grant.used.add(refresh)
-                    grant.refresh = answer["refresh_token"] = secrets.token_urlsafe(24)
+                    grant.refresh = answer["refresh_token"] = self.mint()
                 return 200, answer
         return self._complain("invalid_grant", "an unknown refresh token")
 
@@ -119,10 +138,13 @@ class OAuthServer:
         return status, {"error": error, "error_description": why}
 
 
+Kind = TypeVar("Kind", bound=OAuthServer)
+
+
 @contextmanager
-def oauth_server(**options: Any) -> Iterator[OAuthServer]:
+def oauth_server(kind: type[Kind] = OAuthServer, **options: Any) -> Iterator[Kind]:  # type: ignore[assignment]
     """Runs a server on loopback."""
-    server = OAuthServer(**options)
+    server = kind(**options)
     server.answers.set()
 
     class Handler(BaseHTTPRequestHandler):
@@ -130,7 +152,8 @@ def oauth_server(**options: Any) -> Iterator[OAuthServer]:
 
         def do_POST(self) -> None:
             length = int(self.headers.get("Content-Length", "0"))
-            status, answer = server.token(self.headers, self.rfile.read(min(length, MOST_BODY)))
+            body = self.rfile.read(min(length, MOST_BODY))
+            status, headers, answer = server.answer(self.command, self.path, self.headers, body)
             server.asked.set()
             server.answers.wait()
             content = json.dumps(answer).encode()
@@ -139,10 +162,14 @@ def oauth_server(**options: Any) -> Iterator[OAuthServer]:
                 self.send_header("Content-Type", "application/json;charset=UTF-8")
                 self.send_header("Cache-Control", "no-store")
                 self.send_header("Content-Length", str(len(content)))
+                for name, value in headers.items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(content)
             except OSError:
                 self.close_connection = True  # whoever asked has gone
+
+        do_GET = do_POST
 
         def log_message(self, format: str, *arguments: Any) -> None:
             pass

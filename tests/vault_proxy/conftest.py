@@ -60,16 +60,16 @@ class Shop:
         self.process.stdout.close()
 
 
-def start_shop(directory: Path, listen: str = "127.0.0.1:0") -> Shop:
+def start_shop(directory: Path, listen: str = "127.0.0.1:0", token: str = TOKEN) -> Shop:
     """Starts one and waits until it is ready."""
     file = directory / "shop-token"
-    file.write_text(TOKEN + "\n")
+    file.write_text(token + "\n")
     command = [sys.executable, "-P", "-m", "handmesh.demo_mcp", "--listen", listen, "--token-file", str(file)]
     root = str(Path(__file__).parents[2])
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": root})
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
-    return Shop(ready["url"], ready["calls_url"], process)
+    return Shop(ready["url"], ready["calls_url"], process, token)
 
 
 @pytest.fixture(scope="session")
@@ -97,11 +97,19 @@ class Proxy:
         return await self.harness.ListTools(pb.ListToolsRequest(refresh=refresh), metadata=((GRANT_KEY, grant),))
 
     async def execute(
-        self, grant: str, name: str, arguments: Any = None, execution_id: str | None = None, attach_only: bool = False
+        self,
+        grant: str,
+        name: str,
+        arguments: Any = None,
+        execution_id: str | None = None,
+        attach_only: bool = False,
+        offered: int = 0,
     ) -> ToolResult:
         """Calls a tool."""
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-        request = pb.ExecuteRequest(name=name, input=text, execution_id=execution_id, attach_only=attach_only)
+        request = pb.ExecuteRequest(
+            name=name, input=text, execution_id=execution_id, attach_only=attach_only, offered_position=offered
+        )
         return (await self.harness.Execute(request, metadata=((GRANT_KEY, grant),))).result
 
     async def watch(self, grant: str, execution_id: str, offset: int = 0) -> AsyncIterator[pb.WatchExecutionResponse]:

@@ -12,7 +12,7 @@ import grpc
 
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.config_pb2 import McpServer
-from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.event_pb2 import Event, ToolsOffered
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
 from services.kit.errors import Unauthenticated, Unavailable
@@ -27,8 +27,10 @@ class SessionPeer(SessionServiceServicer):
 
     def __init__(self) -> None:
         self.grants: dict[str, pb.CheckGrantResponse] = {}
+        self.vouchers: dict[str, tuple[str, str]] = {}  # voucher -> tenant and vault
         self.checks = 0
         self.vouched = 0
+        self.offers: dict[int, ToolsOffered] = {}  # by position, of any session
         self.issuer_key_file: Path | None = None  # of the OpenBao that trusts this peer
         self.events: list[tuple[str, Event]] = []
         self.emitted = asyncio.Event()
@@ -44,6 +46,7 @@ class SessionPeer(SessionServiceServicer):
         tenant: str = "default",
         session_id: str | None = None,
         epoch: int = 2,
+        git_rules: tuple[pb.GitRule, ...] = (),
     ) -> str:
         """Makes a grant of a session and returns it."""
         grant = secrets.token_urlsafe(32)
@@ -53,8 +56,15 @@ class SessionPeer(SessionServiceServicer):
             epoch=epoch,
             mcp_servers=servers,
             vault_ids=vault_ids,
+            git_rules=git_rules,
         )
         return grant
+
+    def voucher(self, vault_id: str, tenant: str = "default") -> str:
+        """Gives a client of a tenant a voucher for a vault."""
+        voucher = secrets.token_urlsafe(32)
+        self.vouchers[voucher] = tenant, vault_id
+        return voucher
 
     def session_of(self, grant: str) -> str:
         """Returns the session that a grant is for."""
@@ -79,12 +89,23 @@ class SessionPeer(SessionServiceServicer):
         found = self.grants.get(shown[0]) if len(shown) == 1 else None
         if found is None:
             raise Unauthenticated("GRANT_INVALID", f"not this one: {shown}")
-        if not request.vault_access or self.issuer_key_file is None:
-            return found
         answer = pb.CheckGrantResponse()
         answer.CopyFrom(found)
+        if request.offered_position in self.offers:
+            answer.tools_offered.CopyFrom(self.offers[request.offered_position])
+        if not request.vault_access or self.issuer_key_file is None:
+            return answer
         holder = SessionPass(self.issuer_key_file, found.tenant, tuple(found.vault_ids), found.session_id, found.epoch)
         answer.vault_jwt = (await holder.voucher()).reveal()
+        return answer
+
+    async def RedeemVoucher(self, request: pb.RedeemVoucherRequest, context: Any) -> pb.RedeemVoucherResponse:
+        if request.voucher not in self.vouchers:
+            raise Unauthenticated("GRANT_INVALID", "the voucher is not valid, or not any more")
+        tenant, vault_id = self.vouchers.pop(request.voucher)
+        answer = pb.RedeemVoucherResponse(tenant=tenant, vault_id=vault_id)
+        if self.issuer_key_file is not None:
+            answer.vault_jwt = (await SessionPass(self.issuer_key_file, tenant, (vault_id,)).voucher()).reveal()
         return answer
 
     async def WatchRevocations(

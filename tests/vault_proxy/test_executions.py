@@ -92,9 +92,10 @@ async def test_ids_are_a_sessions_own(proxy: Proxy, strange: StrangeServer, gran
 
 
 async def test_attaching_starts_nothing(proxy: Proxy, strange: StrangeServer, grant: str) -> None:
-    """An unknown execution stays unknown."""
-    problem = await failure(proxy.execute(grant, "bank__pay", {"text": "5"}, "toolu_1", attach_only=True))
-    assert (type(problem), problem.reason) == (Gone, "EXECUTION_UNKNOWN")
+    """An unknown execution stays unknown, and so does one without a name."""
+    for execution_id in ("toolu_1", None):
+        problem = await failure(proxy.execute(grant, "bank__pay", {"text": "5"}, execution_id, attach_only=True))
+        assert (type(problem), problem.reason) == (Gone, "EXECUTION_UNKNOWN")
     assert strange.calls() == []
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +14,7 @@ import pytest
 from handmesh.launcher.ports import free_ports
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1.config_pb2 import McpServer
+from tests.support.peers import peer
 from tests.support.requirements import PEERS
 from tests.vault_proxy.conftest import Proxy, Start
 
@@ -24,29 +22,6 @@ pytestmark = pytest.mark.peers
 
 OK = tool_pb2.TOOL_OUTCOME_OK
 BIN = PEERS / "bin"
-TRIES = 400  # of 50 ms: node and Python start slowly beside other tests
-
-
-@contextlib.contextmanager
-def running(port: int, command: list[str], directory: Path) -> Iterator[str]:
-    """Runs a server until the end of the context; gives its address."""
-    environment = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(directory), "PORT": str(port)}
-    log = directory / f"{port}.log"
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            command, cwd=directory, env=environment, stdout=subprocess.DEVNULL, stderr=written, start_new_session=True
-        )
-    try:
-        for _ in range(TRIES):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            assert process.poll() is None, log.read_text()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)  # `node` of PyPI is a program that starts node
-        process.wait(20)
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +50,8 @@ def bridge(directory: Path) -> Iterator[str]:
     }
     options = [word for name, command in named.items() for word in ("--named-server", name, command)]
     command = [str(BIN / "mcp-proxy"), "--port", str(port), "--pass-environment", *options]
-    with running(port, command, directory) as address:
-        yield f"{address}/servers"
+    with peer(port, command, directory):
+        yield f"http://127.0.0.1:{port}/servers"
 
 
 @pytest.fixture(scope="module", params=["streamableHttp", "sse"])
@@ -84,8 +59,8 @@ def everything(request: pytest.FixtureRequest, directory: Path) -> Iterator[str]
     """The server that has one of everything, over one of its own transports."""
     [port] = free_ports(1)
     program = PEERS / "node_modules" / ".bin" / "mcp-server-everything"
-    with running(port, [str(program), request.param], directory) as address:
-        yield f"{address}/{'sse' if request.param == 'sse' else 'mcp'}"
+    with peer(port, [str(program), request.param], directory):
+        yield f"http://127.0.0.1:{port}/{'sse' if request.param == 'sse' else 'mcp'}"
 
 
 @pytest.fixture

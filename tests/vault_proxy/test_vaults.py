@@ -14,7 +14,7 @@ from handmesh.session.v1.config_pb2 import McpServer
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from services.kit import ids
 from services.kit.channels import raised
-from services.kit.errors import Conflict, Denied, Exists, Gone, Invalid, ServiceError, Unimplemented
+from services.kit.errors import Conflict, Denied, Exists, Gone, Invalid, ServiceError
 from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy import bao as operator
 from tests.vault_proxy.conftest import Proxy, Shop, Start, put_credential, vault_settings
@@ -230,18 +230,11 @@ async def test_unknown_ids_are_not_found(proxy: Proxy) -> None:
         assert (type(problem), problem.reason) == (Invalid, "ID_INVALID")
 
 
-async def test_what_is_not_built_says_so(proxy: Proxy) -> None:
-    """OAuth connections, validation and doors come later; a credential without a secret is none."""
+async def test_a_credential_without_a_secret_is_none(proxy: Proxy) -> None:
+    """Nothing is kept for an origin alone."""
     vault = await new_vault(proxy)
-    client = proxy.client
-    for call in (
-        client.ValidateCredential(pb.ValidateCredentialRequest(credential_id=ids.mint("cred"))),
-        client.StartConnection(pb.StartConnectionRequest(vault_id=vault.vault_id)),
-        client.FinishConnection(pb.FinishConnectionRequest(state="s")),
-    ):
-        problem = await failure(call)
-        assert (type(problem), problem.reason) == (Unimplemented, "UNIMPLEMENTED")
-    problem = await failure(client.AddCredential(pb.AddCredentialRequest(vault_id=vault.vault_id, origin=ORIGIN)))
+    request = pb.AddCredentialRequest(vault_id=vault.vault_id, origin=ORIGIN)
+    problem = await failure(proxy.client.AddCredential(request))
     assert (type(problem), problem.metadata) == (Invalid, {"field": "secret"})
 
 

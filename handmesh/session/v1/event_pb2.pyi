@@ -1245,6 +1245,7 @@ class CredentialUsed(message.Message):
     SERVER_FIELD_NUMBER: builtins.int
     EXECUTION_ID_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
     credential_id: builtins.str
     """The credential."""
     vault_id: builtins.str
@@ -1257,6 +1258,10 @@ class CredentialUsed(message.Message):
     """How it ended: `ok`, `refreshed` when only its access was renewed, or a
     `handmesh.error.v1.ErrorReason` by name.
     """
+    times: builtins.int
+    """How many uses this is: requests through the egress door within a second,
+    that ended alike. 0 means one.
+    """
     def __init__(
         self,
         *,
@@ -1265,10 +1270,11 @@ class CredentialUsed(message.Message):
         server: builtins.str = ...,
         execution_id: builtins.str = ...,
         result: builtins.str = ...,
+        times: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["credential_id", b"credential_id", "execution_id", b"execution_id", "result", b"result", "server", b"server", "vault_id", b"vault_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["credential_id", b"credential_id", "execution_id", b"execution_id", "result", b"result", "server", b"server", "times", b"times", "vault_id", b"vault_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

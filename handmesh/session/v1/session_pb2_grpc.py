@@ -142,6 +142,16 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantResponse.FromString,
                 _registered_method=True)
+        self.VouchVault = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/VouchVault',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultResponse.FromString,
+                _registered_method=True)
+        self.RedeemVoucher = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/RedeemVoucher',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.FromString,
+                _registered_method=True)
         self.ListAuditEntries = channel.unary_unary(
                 '/handmesh.session.v1.SessionService/ListAuditEntries',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesRequest.SerializeToString,
@@ -402,6 +412,25 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VouchVault(self, request, context):
+        """Gives a client a word with which a vault proxy may read the secrets of one
+        vault of the client's tenant, once, within a minute:
+        `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+        vault itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RedeemVoucher(self, request, context):
+        """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+        * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAuditEntries(self, request, context):
         """Lists what the sessions of a tenant used credentials for, and what the doors
         of their hands refused: the audit stream, oldest first. It is kept apart
@@ -553,6 +582,16 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.CheckGrant,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantResponse.SerializeToString,
+            ),
+            'VouchVault': grpc.unary_unary_rpc_method_handler(
+                    servicer.VouchVault,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultResponse.SerializeToString,
+            ),
+            'RedeemVoucher': grpc.unary_unary_rpc_method_handler(
+                    servicer.RedeemVoucher,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.SerializeToString,
             ),
             'ListAuditEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuditEntries,
@@ -1106,6 +1145,60 @@ class SessionService:
             '/handmesh.session.v1.SessionService/CheckGrant',
             handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VouchVault(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/VouchVault',
+            handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.VouchVaultResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RedeemVoucher(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/RedeemVoucher',
+            handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.RedeemVoucherResponse.FromString,
             options,
             channel_credentials,
             insecure,

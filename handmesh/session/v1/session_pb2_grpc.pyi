@@ -185,6 +185,17 @@ class SessionServiceStub:
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
     """
+    VouchVault: _grpc.UnaryUnaryMultiCallable[_session_pb2.VouchVaultRequest, _session_pb2.VouchVaultResponse]
+    """Gives a client a word with which a vault proxy may read the secrets of one
+    vault of the client's tenant, once, within a minute:
+    `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+    vault itself.
+    """
+    RedeemVoucher: _grpc.UnaryUnaryMultiCallable[_session_pb2.RedeemVoucherRequest, _session_pb2.RedeemVoucherResponse]
+    """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+    * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
+    """
     ListAuditEntries: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListAuditEntriesRequest, _session_pb2.ListAuditEntriesResponse]
     """Lists what the sessions of a tenant used credentials for, and what the doors
     of their hands refused: the audit stream, oldest first. It is kept apart
@@ -376,6 +387,17 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Says whose a grant is. For the sandbox and the vault proxy.
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+    """
+    VouchVault: _aio.UnaryUnaryMultiCallable[_session_pb2.VouchVaultRequest, _session_pb2.VouchVaultResponse]  # type: ignore[assignment]
+    """Gives a client a word with which a vault proxy may read the secrets of one
+    vault of the client's tenant, once, within a minute:
+    `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+    vault itself.
+    """
+    RedeemVoucher: _aio.UnaryUnaryMultiCallable[_session_pb2.RedeemVoucherRequest, _session_pb2.RedeemVoucherResponse]  # type: ignore[assignment]
+    """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+    * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
     """
     ListAuditEntries: _aio.UnaryUnaryMultiCallable[_session_pb2.ListAuditEntriesRequest, _session_pb2.ListAuditEntriesResponse]  # type: ignore[assignment]
     """Lists what the sessions of a tenant used credentials for, and what the doors
@@ -679,6 +701,29 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says whose a grant is. For the sandbox and the vault proxy.
 
         * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+        """
+
+    @_abc_1.abstractmethod
+    def VouchVault(
+        self,
+        request: _session_pb2.VouchVaultRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.VouchVaultResponse, _abc.Awaitable[_session_pb2.VouchVaultResponse]]:
+        """Gives a client a word with which a vault proxy may read the secrets of one
+        vault of the client's tenant, once, within a minute:
+        `VaultProxyService.ValidateCredential` takes it. It is worth nothing to the
+        vault itself.
+        """
+
+    @_abc_1.abstractmethod
+    def RedeemVoucher(
+        self,
+        request: _session_pb2.RedeemVoucherRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.RedeemVoucherResponse, _abc.Awaitable[_session_pb2.RedeemVoucherResponse]]:
+        """Turns such a word into one for the vault. For the vault proxy. Works once.
+
+        * `UNAUTHENTICATED`: it was used, is too old, or is none (`GRANT_INVALID`).
         """
 
     @_abc_1.abstractmethod

@@ -166,6 +166,7 @@ class ExecuteRequest(message.Message):
     INPUT_FIELD_NUMBER: builtins.int
     EXECUTION_ID_FIELD_NUMBER: builtins.int
     ATTACH_ONLY_FIELD_NUMBER: builtins.int
+    OFFERED_POSITION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The tool, as `ListTools` names it: `server__tool`."""
     input: builtins.str
@@ -176,7 +177,14 @@ class ExecuteRequest(message.Message):
     minutes.
     """
     attach_only: builtins.bool
-    """Only waits for an execution that this service knows; starts none."""
+    """Only waits for an execution that this service knows, on whichever replica;
+    starts none.
+    """
+    offered_position: builtins.int
+    """Position of the `ToolsOffered` event by which the model knows the tool. Once
+    for a session and server, what the server lists now is compared with it: a
+    difference is a `ToolsChanged` event. 0 compares nothing.
+    """
     def __init__(
         self,
         *,
@@ -184,10 +192,11 @@ class ExecuteRequest(message.Message):
         input: builtins.str = ...,
         execution_id: builtins.str | None = ...,
         attach_only: builtins.bool = ...,
+        offered_position: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_execution_id", b"_execution_id", "execution_id", b"execution_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_execution_id", b"_execution_id", "attach_only", b"attach_only", "execution_id", b"execution_id", "input", b"input", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_execution_id", b"_execution_id", "attach_only", b"attach_only", "execution_id", b"execution_id", "input", b"input", "name", b"name", "offered_position", b"offered_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__execution_id: _TypeAlias = typing.Literal["execution_id"]  # noqa: Y015
     _WhichOneofArgType__execution_id: _TypeAlias = typing.Literal["_execution_id", b"_execution_id"]  # noqa: Y015
@@ -1208,7 +1217,9 @@ class ListCredentialsResponse(message.Message):
     CREDENTIALS_FIELD_NUMBER: builtins.int
     @builtins.property
     def credentials(self) -> containers.RepeatedCompositeFieldContainer[Credential]:
-        """The credentials, oldest first."""
+        """The credentials, oldest first. Those that were made within one millisecond
+        are in no order among themselves, but always in the same.
+        """
 
     def __init__(
         self,
@@ -1263,16 +1274,29 @@ class ValidateCredentialRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     CREDENTIAL_ID_FIELD_NUMBER: builtins.int
+    VOUCHER_FIELD_NUMBER: builtins.int
+    URL_FIELD_NUMBER: builtins.int
     credential_id: builtins.str
     """The credential."""
+    voucher: builtins.str
+    """The session service's word that the client may: `VouchVault` for the
+    credential's vault. Works once.
+    """
+    url: builtins.str
+    """Where to use it: the MCP server's URL, or a repository's. Must be of the
+    credential's origin. Empty means the resource of an OAuth grant, else the
+    origin's `/mcp`; and for git, that the secret is only looked for.
+    """
     def __init__(
         self,
         *,
         credential_id: builtins.str = ...,
+        voucher: builtins.str = ...,
+        url: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["credential_id", b"credential_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["credential_id", b"credential_id", "url", b"url", "voucher", b"voucher"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1284,19 +1308,25 @@ class ValidateCredentialResponse(message.Message):
 
     VALID_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    DETAIL_FIELD_NUMBER: builtins.int
     valid: builtins.bool
-    """Whether it works."""
+    """Whether it works, as far as `detail` says that it was tried."""
     reason: builtins.str
-    """Why not: a `handmesh.error.v1.ErrorReason` by name."""
+    """Why not: a `handmesh.error.v1.ErrorReason` by name. `CREDENTIAL_REVOKED`
+    means that the server refuses it; others may pass.
+    """
+    detail: builtins.str
+    """One line for people to read: what was tried, and what came of it."""
     def __init__(
         self,
         *,
         valid: builtins.bool = ...,
         reason: builtins.str = ...,
+        detail: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["reason", b"reason", "valid", b"valid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["detail", b"detail", "reason", b"reason", "valid", b"valid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1309,22 +1339,44 @@ class StartConnectionRequest(message.Message):
     VAULT_ID_FIELD_NUMBER: builtins.int
     URL_FIELD_NUMBER: builtins.int
     REDIRECT_URI_FIELD_NUMBER: builtins.int
+    CLIENT_ID_FIELD_NUMBER: builtins.int
+    CLIENT_SECRET_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
     vault_id: builtins.str
     """The vault that the credential goes to."""
     url: builtins.str
     """The MCP server."""
     redirect_uri: builtins.str
-    """Where the person is sent back to. Compared exactly."""
+    """Where the person is sent back to: https, or http on loopback. Compared
+    exactly by the authorization server.
+    """
+    client_id: builtins.str
+    """A client that the authorization server knows. Empty means this service's own
+    metadata document where that is taken, else that one is registered.
+    """
+    client_secret: builtins.str
+    """That client's secret, if it has one."""
+    scope: builtins.str
+    """The scopes to ask for, separated by spaces. Empty means what the MCP server
+    asks for.
+    """
+    name: builtins.str
+    """A new credential's name, for people to read."""
     def __init__(
         self,
         *,
         vault_id: builtins.str = ...,
         url: builtins.str = ...,
         redirect_uri: builtins.str = ...,
+        client_id: builtins.str = ...,
+        client_secret: builtins.str = ...,
+        scope: builtins.str = ...,
+        name: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["redirect_uri", b"redirect_uri", "url", b"url", "vault_id", b"vault_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["client_id", b"client_id", "client_secret", b"client_secret", "name", b"name", "redirect_uri", b"redirect_uri", "scope", b"scope", "url", b"url", "vault_id", b"vault_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1336,19 +1388,29 @@ class StartConnectionResponse(message.Message):
 
     AUTHORIZATION_URL_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    ISSUER_FIELD_NUMBER: builtins.int
     authorization_url: builtins.str
     """Where to send the person."""
     state: builtins.str
     """What the redirect must bring back. Works once."""
+    issuer: builtins.str
+    """Who will ask the person: the authorization server's own name for itself."""
+    @builtins.property
+    def expire_time(self) -> timestamp_pb2.Timestamp:
+        """Until when."""
+
     def __init__(
         self,
         *,
         authorization_url: builtins.str = ...,
         state: builtins.str = ...,
+        expire_time: timestamp_pb2.Timestamp | None = ...,
+        issuer: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["authorization_url", b"authorization_url", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["authorization_url", b"authorization_url", "expire_time", b"expire_time", "issuer", b"issuer", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1361,22 +1423,26 @@ class FinishConnectionRequest(message.Message):
     STATE_FIELD_NUMBER: builtins.int
     CODE_FIELD_NUMBER: builtins.int
     ISSUER_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
     state: builtins.str
     """The state that the redirect brought."""
     code: builtins.str
     """The code that it brought."""
     issuer: builtins.str
-    """The issuer that it brought, if any."""
+    """The issuer that it brought (`iss`), if any."""
+    error: builtins.str
+    """The error that it brought instead of a code, if any."""
     def __init__(
         self,
         *,
         state: builtins.str = ...,
         code: builtins.str = ...,
         issuer: builtins.str = ...,
+        error: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["code", b"code", "issuer", b"issuer", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["code", b"code", "error", b"error", "issuer", b"issuer", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -195,8 +195,8 @@ class VaultProxyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelExecution(self, request, context):
-        """Asks the MCP server to stop an execution. Idempotent; an id that is not
-        known never starts.
+        """Asks the MCP server to stop an execution, whichever replica runs it.
+        Idempotent; an id that is not known never starts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -296,29 +296,49 @@ class VaultProxyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ValidateCredential(self, request, context):
-        """Uses a credential once, harmlessly, and says whether it works.
+        """Uses a credential once, harmlessly, and says whether it works. Nobody here
+        may read a secret by a standing right, so the client brings a voucher of the
+        session service for the credential's vault (`SessionService.VouchVault`).
 
         * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+        * `UNAUTHENTICATED`: the voucher is used, too old, or for another vault
+        (`GRANT_INVALID`).
+        * `INVALID_ARGUMENT`: the URL is not of the credential's origin
+        (`ARGUMENT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartConnection(self, request, context):
-        """Begins to connect an account by OAuth: the answer is where to send the
-        person.
+        """Begins to connect an account of an MCP server by OAuth (authorization code
+        with PKCE): the answer is where to send the person. It ends when the redirect
+        comes back and `FinishConnection` is called, on any replica, within 10
+        minutes.
 
-        * `FAILED_PRECONDITION`: the server offers no way (`OAUTH_UNSUPPORTED`).
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+        * `ALREADY_EXISTS`: the vault has a fixed value for the server's origin
+        (`CREDENTIAL_EXISTS`). An OAuth grant is replaced in the end.
+        * `FAILED_PRECONDITION`: the server offers no way that can be taken
+        (`OAUTH_UNSUPPORTED`), or what it says of itself is contradictory
+        (`OAUTH_FAILED`). The message names what is wrong.
+        * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
+        * `PERMISSION_DENIED`: its address is not one that may be called
+        (`SERVER_ADDRESS_DENIED`).
+        * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishConnection(self, request, context):
-        """Finishes it with what the redirect brought. Each state works once.
+        """Finishes it with what the redirect brought. Each state works once, whatever
+        comes of it. The credential is added to the vault; an OAuth grant that the
+        vault has for the server's origin is replaced.
 
-        * `FAILED_PRECONDITION`: the state is unknown or used, the issuer is
-        another, or the server refuses (`OAUTH_FAILED`).
+        * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
+        another, or the person or the server refuses (`OAUTH_FAILED`).
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

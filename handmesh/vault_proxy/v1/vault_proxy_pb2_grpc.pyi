@@ -76,8 +76,8 @@ class VaultProxyServiceStub:
     * What `Execute` ends with when there is no result.
     """
     CancelExecution: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]
-    """Asks the MCP server to stop an execution. Idempotent; an id that is not
-    known never starts.
+    """Asks the MCP server to stop an execution, whichever replica runs it.
+    Idempotent; an id that is not known never starts.
     """
     PrepareDoors: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.PrepareDoorsRequest, _vault_proxy_pb2.PrepareDoorsResponse]
     """Says what a sandbox must be told of its doors before its tools run: values
@@ -131,21 +131,41 @@ class VaultProxyServiceStub:
     * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
     """
     ValidateCredential: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.ValidateCredentialRequest, _vault_proxy_pb2.ValidateCredentialResponse]
-    """Uses a credential once, harmlessly, and says whether it works.
+    """Uses a credential once, harmlessly, and says whether it works. Nobody here
+    may read a secret by a standing right, so the client brings a voucher of the
+    session service for the credential's vault (`SessionService.VouchVault`).
 
     * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+    * `UNAUTHENTICATED`: the voucher is used, too old, or for another vault
+      (`GRANT_INVALID`).
+    * `INVALID_ARGUMENT`: the URL is not of the credential's origin
+      (`ARGUMENT_INVALID`).
     """
     StartConnection: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.StartConnectionRequest, _vault_proxy_pb2.StartConnectionResponse]
-    """Begins to connect an account by OAuth: the answer is where to send the
-    person.
+    """Begins to connect an account of an MCP server by OAuth (authorization code
+    with PKCE): the answer is where to send the person. It ends when the redirect
+    comes back and `FinishConnection` is called, on any replica, within 10
+    minutes.
 
-    * `FAILED_PRECONDITION`: the server offers no way (`OAUTH_UNSUPPORTED`).
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+    * `ALREADY_EXISTS`: the vault has a fixed value for the server's origin
+      (`CREDENTIAL_EXISTS`). An OAuth grant is replaced in the end.
+    * `FAILED_PRECONDITION`: the server offers no way that can be taken
+      (`OAUTH_UNSUPPORTED`), or what it says of itself is contradictory
+      (`OAUTH_FAILED`). The message names what is wrong.
+    * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
+    * `PERMISSION_DENIED`: its address is not one that may be called
+      (`SERVER_ADDRESS_DENIED`).
+    * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
     """
     FinishConnection: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.FinishConnectionRequest, _vault_proxy_pb2.FinishConnectionResponse]
-    """Finishes it with what the redirect brought. Each state works once.
+    """Finishes it with what the redirect brought. Each state works once, whatever
+    comes of it. The credential is added to the vault; an OAuth grant that the
+    vault has for the server's origin is replaced.
 
-    * `FAILED_PRECONDITION`: the state is unknown or used, the issuer is
-      another, or the server refuses (`OAUTH_FAILED`).
+    * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
+      another, or the person or the server refuses (`OAUTH_FAILED`).
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
     """
 
 @_typing.type_check_only
@@ -196,8 +216,8 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     * What `Execute` ends with when there is no result.
     """
     CancelExecution: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.CancelExecutionRequest, _vault_proxy_pb2.CancelExecutionResponse]  # type: ignore[assignment]
-    """Asks the MCP server to stop an execution. Idempotent; an id that is not
-    known never starts.
+    """Asks the MCP server to stop an execution, whichever replica runs it.
+    Idempotent; an id that is not known never starts.
     """
     PrepareDoors: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.PrepareDoorsRequest, _vault_proxy_pb2.PrepareDoorsResponse]  # type: ignore[assignment]
     """Says what a sandbox must be told of its doors before its tools run: values
@@ -251,21 +271,41 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
     """
     ValidateCredential: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.ValidateCredentialRequest, _vault_proxy_pb2.ValidateCredentialResponse]  # type: ignore[assignment]
-    """Uses a credential once, harmlessly, and says whether it works.
+    """Uses a credential once, harmlessly, and says whether it works. Nobody here
+    may read a secret by a standing right, so the client brings a voucher of the
+    session service for the credential's vault (`SessionService.VouchVault`).
 
     * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+    * `UNAUTHENTICATED`: the voucher is used, too old, or for another vault
+      (`GRANT_INVALID`).
+    * `INVALID_ARGUMENT`: the URL is not of the credential's origin
+      (`ARGUMENT_INVALID`).
     """
     StartConnection: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.StartConnectionRequest, _vault_proxy_pb2.StartConnectionResponse]  # type: ignore[assignment]
-    """Begins to connect an account by OAuth: the answer is where to send the
-    person.
+    """Begins to connect an account of an MCP server by OAuth (authorization code
+    with PKCE): the answer is where to send the person. It ends when the redirect
+    comes back and `FinishConnection` is called, on any replica, within 10
+    minutes.
 
-    * `FAILED_PRECONDITION`: the server offers no way (`OAUTH_UNSUPPORTED`).
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+    * `ALREADY_EXISTS`: the vault has a fixed value for the server's origin
+      (`CREDENTIAL_EXISTS`). An OAuth grant is replaced in the end.
+    * `FAILED_PRECONDITION`: the server offers no way that can be taken
+      (`OAUTH_UNSUPPORTED`), or what it says of itself is contradictory
+      (`OAUTH_FAILED`). The message names what is wrong.
+    * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
+    * `PERMISSION_DENIED`: its address is not one that may be called
+      (`SERVER_ADDRESS_DENIED`).
+    * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
     """
     FinishConnection: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.FinishConnectionRequest, _vault_proxy_pb2.FinishConnectionResponse]  # type: ignore[assignment]
-    """Finishes it with what the redirect brought. Each state works once.
+    """Finishes it with what the redirect brought. Each state works once, whatever
+    comes of it. The credential is added to the vault; an OAuth grant that the
+    vault has for the server's origin is replaced.
 
-    * `FAILED_PRECONDITION`: the state is unknown or used, the issuer is
-      another, or the server refuses (`OAUTH_FAILED`).
+    * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
+      another, or the person or the server refuses (`OAUTH_FAILED`).
+    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
     """
 
 class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -337,8 +377,8 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vault_proxy_pb2.CancelExecutionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.CancelExecutionResponse, _abc.Awaitable[_vault_proxy_pb2.CancelExecutionResponse]]:
-        """Asks the MCP server to stop an execution. Idempotent; an id that is not
-        known never starts.
+        """Asks the MCP server to stop an execution, whichever replica runs it.
+        Idempotent; an id that is not known never starts.
         """
 
     @_abc_1.abstractmethod
@@ -458,9 +498,15 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vault_proxy_pb2.ValidateCredentialRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.ValidateCredentialResponse, _abc.Awaitable[_vault_proxy_pb2.ValidateCredentialResponse]]:
-        """Uses a credential once, harmlessly, and says whether it works.
+        """Uses a credential once, harmlessly, and says whether it works. Nobody here
+        may read a secret by a standing right, so the client brings a voucher of the
+        session service for the credential's vault (`SessionService.VouchVault`).
 
         * `NOT_FOUND`: `CREDENTIAL_NOT_FOUND`.
+        * `UNAUTHENTICATED`: the voucher is used, too old, or for another vault
+          (`GRANT_INVALID`).
+        * `INVALID_ARGUMENT`: the URL is not of the credential's origin
+          (`ARGUMENT_INVALID`).
         """
 
     @_abc_1.abstractmethod
@@ -469,10 +515,21 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vault_proxy_pb2.StartConnectionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.StartConnectionResponse, _abc.Awaitable[_vault_proxy_pb2.StartConnectionResponse]]:
-        """Begins to connect an account by OAuth: the answer is where to send the
-        person.
+        """Begins to connect an account of an MCP server by OAuth (authorization code
+        with PKCE): the answer is where to send the person. It ends when the redirect
+        comes back and `FinishConnection` is called, on any replica, within 10
+        minutes.
 
-        * `FAILED_PRECONDITION`: the server offers no way (`OAUTH_UNSUPPORTED`).
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+        * `ALREADY_EXISTS`: the vault has a fixed value for the server's origin
+          (`CREDENTIAL_EXISTS`). An OAuth grant is replaced in the end.
+        * `FAILED_PRECONDITION`: the server offers no way that can be taken
+          (`OAUTH_UNSUPPORTED`), or what it says of itself is contradictory
+          (`OAUTH_FAILED`). The message names what is wrong.
+        * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
+        * `PERMISSION_DENIED`: its address is not one that may be called
+          (`SERVER_ADDRESS_DENIED`).
+        * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
         """
 
     @_abc_1.abstractmethod
@@ -481,10 +538,13 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _vault_proxy_pb2.FinishConnectionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_vault_proxy_pb2.FinishConnectionResponse, _abc.Awaitable[_vault_proxy_pb2.FinishConnectionResponse]]:
-        """Finishes it with what the redirect brought. Each state works once.
+        """Finishes it with what the redirect brought. Each state works once, whatever
+        comes of it. The credential is added to the vault; an OAuth grant that the
+        vault has for the server's origin is replaced.
 
-        * `FAILED_PRECONDITION`: the state is unknown or used, the issuer is
-          another, or the server refuses (`OAUTH_FAILED`).
+        * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
+          another, or the person or the server refuses (`OAUTH_FAILED`).
+        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
         """
 
 def add_VaultProxyServiceServicer_to_server(servicer: VaultProxyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

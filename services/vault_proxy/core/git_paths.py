@@ -20,7 +20,7 @@ from services.vault_proxy.core.git_rules import PATH, Repository, Rule
 
 FETCH, PUSH = "git-upload-pack", "git-receive-pack"
 
-_TARGET = re.compile(r"/([a-z0-9_.-]{1,253}(?::[0-9]{1,5})?)/([A-Za-z0-9._~+/-]+)(?:\?([A-Za-z0-9=_-]*))?")
+_TARGET = re.compile(r"/([a-z0-9][a-z0-9_.-]{0,252}(?::[0-9]{1,5})?)/([A-Za-z0-9._~+/-]+)(?:\?([A-Za-z0-9=_-]*))?")
 _LFS = re.compile(r"/\.lfs/([A-Za-z0-9_-]{43})")
 _ENDPOINTS = (f"/{FETCH}", f"/{PUSH}", "/info/refs", "/info/lfs/objects/batch")
 _DUMB = re.compile(r".+/(HEAD|objects/.*|info/(alternates|http-alternates|packs)|git-upload-archive)")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from services.vault_proxy.core.git_rules import Rule, may_push
 from services.vault_proxy.core.pkt_line import LINE_BYTES, Command, LineRefused, Push, pkt_line
 
-HELD_BACK = frozenset({"push-options", "push-cert", "delete-refs"})
+HELD_BACK = frozenset({"push-options", "push-cert"})
 OTHERS = "another reference of this push is refused"
 NOT_FORWARD = (
     "not shown to be a fast-forward: its objects must lead from the old commit to the new one; no force push is let"
@@ -24,8 +24,8 @@ def refusals(push: Push, rules: Iterable[Rule]) -> dict[str, str]:
     """
     rules = tuple(rules)
     if push.signed or "push-options" in push.capabilities:
-        what = "signed pushes are" if push.signed else "push options are"
-        return {command.reference: f"{what} not let through" for command in push.commands}
+        why = ("signed pushes are" if push.signed else "push options are") + " not let through"
+        return dict.fromkeys(("this push", *(command.reference for command in push.commands)), why)
     found = {command.reference: why for command in push.commands if (why := _why_not(command, rules))}
     if len({command.reference for command in push.commands}) != len(push.commands):
         found |= {command.reference: "a reference is named once" for command in push.commands}

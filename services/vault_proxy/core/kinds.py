@@ -103,7 +103,7 @@ def check_secrets(draft: Draft) -> None:
         if value and (not _form(draft.kind, name).fullmatch(value) or len(value) > VALUE_CHARACTERS):
             _refuse(f"secret.{name}", f"has characters that it cannot have, or more than {VALUE_CHARACTERS}")
     scope = draft.facts.get("scope", "")
-    if scope and (not _SCOPE.fullmatch(scope) or len(scope) > SCOPE_CHARACTERS):
+    if scope and not is_scope(scope):
         _refuse("secret.scope", "expected scopes, each separated by one space from the next")
 
 
@@ -129,9 +129,24 @@ def is_bearer(value: str) -> bool:
     return _BEARER.fullmatch(value) is not None and len(value) <= VALUE_CHARACTERS
 
 
+def is_scope(text: str) -> bool:
+    """Tells whether a text is a scope or several, each separated by one space from the next."""
+    return _SCOPE.fullmatch(text) is not None and len(text) <= SCOPE_CHARACTERS
+
+
 def is_value(value: str) -> bool:
     """Tells whether a value can be put in the place of a placeholder."""
     return _VALUE.fullmatch(value) is not None and len(value) <= VALUE_CHARACTERS
+
+
+def is_user(name: str) -> bool:
+    """Tells whether a name can be sent as a user's."""
+    return _BEARER.fullmatch(name) is not None and ":" not in name and len(name) <= NAME_CHARACTERS
+
+
+def is_number(text: str) -> bool:
+    """Tells whether a text can be an app's or an installation's number."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def _form(kind: str, name: str) -> re.Pattern[str]:
@@ -182,7 +197,7 @@ def _is_host(host: str) -> bool:
 
 
 def _check_git(draft: Draft, facts: Mapping[str, str]) -> None:
-    if not _BEARER.fullmatch(facts["user"]) or ":" in facts["user"] or len(facts["user"]) > NAME_CHARACTERS:
+    if not is_user(facts["user"]):
         _refuse("secret.user", "expected a user name without spaces and colons")
     app = [facts.get("app_id", ""), facts.get("installation_id", ""), draft.secret("private_key")]
     if not any(app):
@@ -192,7 +207,7 @@ def _check_git(draft: Draft, facts: Mapping[str, str]) -> None:
     if draft.secret("value") or not all(app):
         _refuse("secret.app_id", "a GitHub App has an id, an installation and a private key, and no value")
     for name in ("app_id", "installation_id"):
-        if not _NUMBER.fullmatch(facts[name]):
+        if not is_number(facts[name]):
             _refuse(f"secret.{name}", "expected a number")
 
 

@@ -44,7 +44,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Push:
-    """What a push says before its objects. `signed`: it comes with a certificate, and says nothing else here."""
+    """What a push says before its objects. `signed`: in a certificate."""
 
     commands: tuple[Command, ...] = ()
     capabilities: frozenset[str] = frozenset()
@@ -99,6 +99,7 @@ def push_of(lines: Iterable[bytes]) -> Push:
     """Reads the lines of a push. Raises LineRefused."""
     commands: list[Command] = []
     capabilities: frozenset[str] = frozenset()
+    signed = False
     for line in lines:
         said, there, named = line.partition(b"\0")
         if _SHALLOW.fullmatch(said) and not commands:
@@ -108,14 +109,17 @@ def push_of(lines: Iterable[bytes]) -> Push:
                 raise LineRefused("capabilities come with the first reference")
             capabilities = frozenset(named.decode("ascii", "replace").split())
         if said == b"push-cert" and not commands:
-            return Push((), capabilities, signed=True)
+            signed = True
+            continue
         command = _COMMAND.fullmatch(said)
+        if command is None and signed:
+            continue  # the certificate around them
         if command is None or len(command[1]) != len(command[2]):
             raise LineRefused("expected `old new reference`")
         commands.append(Command(command[1].decode(), command[2].decode(), command[3].decode("utf-8", "replace")))
     if len(commands) > MOST_COMMANDS:
         raise LineRefused(f"a push names at most {MOST_COMMANDS} references")
-    return Push(tuple(commands), capabilities)
+    return Push(tuple(commands), capabilities, signed)
 
 
 def pkt_line(data: bytes) -> bytes:

@@ -26,7 +26,12 @@ _PLACEHOLDER = re.compile(PREFIX.encode() + rb"[a-z2-7]{%d}" % CHARACTERS)
 _BASIC = re.compile(rb"([Bb]asic) +([A-Za-z0-9+/]+={0,2})")
 _NO_CREDENTIALS = frozenset(
     {b"host", b"connection", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"date", b"via", b"range"}
+    | {b"destination", b"x-original-url", b"x-rewrite-url", b"x-http-method-override"}
     | {b"user-agent", b"referer", b"origin", b"forwarded", b"from", b"cache-control", b"pragma", b"max-forwards"}
+)
+_BINARY = frozenset(
+    b"application/" + name
+    for name in (b"octet-stream", b"zip", b"gzip", b"x-gzip", b"x-tar", b"zstd", b"x-xz", b"pdf", b"wasm")
 )
 _NO_CREDENTIALS_PREFIXES = (b"accept", b"content-", b"if-", b"x-forwarded-", b"access-control-", b"sec-", b"proxy-")
 
@@ -91,6 +96,12 @@ class Swapping:
             return write(swap.value.reveal()).encode()
 
         return _PLACEHOLDER.sub(put, data) if PREFIX.encode() in data else data
+
+
+def is_binary(content_type: bytes) -> bool:
+    """Says whether an answer of a type is not searched for credentials: what is there by chance must stay."""
+    kind = content_type.partition(b";")[0].strip().lower()
+    return kind.startswith((b"image/", b"audio/", b"video/", b"font/")) or kind in _BINARY
 
 
 def writer_of(content_type: bytes) -> Callable[[str], str] | None:

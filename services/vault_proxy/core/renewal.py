@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import quote_plus, urlencode
 
 from services.vault_proxy.core import kinds
+from services.vault_proxy.core.audience import issued_for
 from services.vault_proxy.ports import Changes
 from services.vault_proxy.secret import Secret
 
@@ -85,7 +86,11 @@ def lease(holder: str, now: float) -> Changes:
 def question(fields: Mapping[str, str]) -> tuple[Secret[bytes], Secret[str] | None]:
     """Returns the body of the request, and its Authorization header if the client shows itself there."""
     form = {"grant_type": "refresh_token", "refresh_token": fields["refresh"]}
-    form |= {name: fields[name] for name in ("scope", "resource") if fields.get(name)}
+    return signed(form | {name: fields[name] for name in ("scope", "resource") if fields.get(name)}, fields)
+
+
+def signed(form: Mapping[str, str], fields: Mapping[str, str]) -> tuple[Secret[bytes], Secret[str] | None]:
+    """Returns a form as the client that the fields name sends it: it shows itself in the header or in the body."""
     client_id, client_secret = fields.get("client_id", ""), fields.get("client_secret", "")
     header: Secret[str] | None = None
     match fields.get("client_auth", "none"):
@@ -93,14 +98,17 @@ def question(fields: Mapping[str, str]) -> tuple[Secret[bytes], Secret[str] | No
             pair = f"{quote_plus(client_id)}:{quote_plus(client_secret)}"
             header = Secret("Basic " + base64.b64encode(pair.encode()).decode())
         case "client_secret_post":
-            form |= {"client_id": client_id, "client_secret": client_secret}
+            form = {**form, "client_id": client_id, "client_secret": client_secret}
         case _:
-            form |= {"client_id": client_id}
+            form = {**form, "client_id": client_id}
     return Secret(urlencode(form).encode()), header
 
 
-def answer(status: int, body: Secret[bytes]) -> Renewed | Failed:
-    """Reads what the server said. Nothing of it is in what is returned but the tokens."""
+def answer(status: int, body: Secret[bytes], resource: str = "") -> Renewed | Failed:
+    """Reads what the server said. Nothing of it is in what is returned but the tokens.
+
+    `resource` is what the access was asked for, if anything: one that says that it is for others is never used.
+    """
     try:
         said = json.loads(body.reveal())
     except (ValueError, RecursionError):
@@ -114,6 +122,8 @@ def answer(status: int, body: Secret[bytes]) -> Renewed | Failed:
         return Failed.OTHERWISE
     if not isinstance(kind, str) or kind.lower() != "bearer":
         return Failed.OTHERWISE
+    if resource and not issued_for(access, resource):
+        return Failed.REVOKED
     kept = refresh if isinstance(refresh, str) and 0 < len(refresh) <= kinds.VALUE_CHARACTERS else None
     return Renewed(Secret(access), Secret(kept) if kept else None, _seconds(said.get("expires_in")))
 

@@ -19,17 +19,17 @@ import h11
 
 from services.kit.logs import Log
 from services.kit.origin import UrlRefused, origin_of
-from services.vault_proxy.audit import Audit
 from services.vault_proxy.core.egress import Network, Rule, Target, absolute_target, connect_target, rule_of
 from services.vault_proxy.doors import tunnel
 from services.vault_proxy.doors.authority import Authority
 from services.vault_proxy.doors.exchange import Caller, Host, Mender, passed_on, relay, value_of
 from services.vault_proxy.doors.interception import Interception, swaps_for
 from services.vault_proxy.doors.purse import Purse
-from services.vault_proxy.doors.refusal import Refusal, unreachable
+from services.vault_proxy.doors.refusal import Refusal, malformed, unreachable
 from services.vault_proxy.doors.refusals import Refusals
+from services.vault_proxy.doors.uses import Uses
 from services.vault_proxy.doors.visit import Visit
-from services.vault_proxy.doors.wires import WireBroken, Limits, Meter, StreamWire, TlsWire, TooMuch, Wire
+from services.vault_proxy.doors.wires import Limits, Meter, StreamWire, TlsWire, TooMuch, Wire, WireBroken
 from services.vault_proxy.grants import Access
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class EgressDoor:
         dialler: Callable[[], Dialler],
         purse: Purse,
         authority: Authority | None,
-        audit: Audit,
+        uses: Uses,
         refusals: Refusals,
         package_hosts: tuple[str, ...],
         limits: Limits,
@@ -59,7 +59,7 @@ class EgressDoor:
         self._dialler: Dialler | None = None
         self._purse = purse
         self._authority = authority
-        self._interception = Interception(purse, audit)
+        self._interception = Interception(purse, uses)
         self._refusals = refusals
         self._package_hosts = tuple(map(rule_of, package_hosts))
         self._limits = limits
@@ -109,7 +109,8 @@ class EgressDoor:
 
     def _tell(self, visit: Visit, refusal: Refusal) -> None:
         if refusal.told:
-            self._refusals.tell(visit, DOOR, refusal.target, refusal.reason, refusal.message)
+            target = refusal.target or "a request that cannot be read"
+            self._refusals.tell(visit, DOOR, target, refusal.reason, refusal.message)
 
     async def _serve(self, visit: Visit, caller: Caller, meter: Meter) -> None:
         try:
@@ -122,6 +123,8 @@ class EgressDoor:
         text = request.target.decode("ascii", "replace")
         try:
             if request.method == b"CONNECT":
+                if value_of(request.headers, b"content-length") or value_of(request.headers, b"transfer-encoding"):
+                    raise malformed("CONNECT has no body")
                 await self._connect(visit, caller, connect_target(text), meter)
             else:
                 await self._plain(visit, caller, request, *absolute_target(text), meter)
@@ -175,7 +178,11 @@ class EgressDoor:
             await outside.handshake()
             return outside
 
-        await self._interception.serve(visit, target, inside, connect, lambda refusal: self._tell(visit, refusal))
+        def tell(refusal: Refusal) -> None:
+            refusal.target = refusal.target or str(target)
+            self._tell(visit, refusal)
+
+        await self._interception.serve(visit, target, inside, connect, tell)
 
     def _check(self, visit: Visit, target: Target) -> None:
         network = self._network(visit)

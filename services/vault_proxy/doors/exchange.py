@@ -13,7 +13,7 @@ from typing import Any
 import h11
 
 from services.vault_proxy.doors.refusal import Refusal, malformed
-from services.vault_proxy.doors.wires import WireBroken, Wire
+from services.vault_proxy.doors.wires import Wire, WireBroken
 
 HEAD_BYTES = 64 * 1024  # of a request's or an answer's headers
 

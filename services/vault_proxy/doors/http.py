@@ -8,25 +8,15 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterable
-from http import HTTPStatus
 
 from services.vault_proxy.core.http_head import HEAD_BYTES, Head, HeadRefused, chunk_size, head_of
+from services.vault_proxy.doors.refusal import Refusal, malformed
 
 HEAD_SECONDS = 15.0  # for the whole head
 BODY_SECONDS = 60.0  # between two parts of a body, and for the client to take what it is told
 PART_BYTES = 64 * 1024
 REST_BYTES = 4 * 1024 * 1024  # of a refused request that are read, so that its client gets to hear why
 REST_SECONDS = 5.0
-
-
-class Refusal(Exception):
-    """What a door answers instead: a status, one line for people and models, an ErrorReason by name for the event."""
-
-    def __init__(self, status: int, message: str, reason: str = "DOOR_REQUEST_INVALID") -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.reason = reason
 
 
 async def read_head(reader: asyncio.StreamReader) -> Head | None:
@@ -36,14 +26,14 @@ async def read_head(reader: asyncio.StreamReader) -> Head | None:
             data = await reader.readuntil(b"\r\n\r\n")
         return head_of(data)
     except TimeoutError:
-        raise Refusal(408, f"a request's head comes within {HEAD_SECONDS:.0f} seconds") from None
+        raise malformed(f"a request's head comes within {HEAD_SECONDS:.0f} seconds", 408) from None
     except asyncio.LimitOverrunError:
-        raise Refusal(413, f"a request's head has at most {HEAD_BYTES} bytes") from None
+        raise malformed(f"a request's head has at most {HEAD_BYTES} bytes", 413) from None
     except HeadRefused as problem:
-        raise Refusal(400, str(problem)) from None
+        raise malformed(str(problem)) from None
     except asyncio.IncompleteReadError as broken:
         if broken.partial:
-            raise Refusal(400, "expected a request of HTTP/1.1") from None
+            raise malformed("expected a request of HTTP/1.1") from None
         return None
 
 
@@ -56,7 +46,7 @@ class Body:
         self._reader = reader
         self._writer = writer
         self._most = most
-        self._too_large = Refusal(413, f"a body of this request has at most {most} bytes")
+        self._too_large = malformed(f"a body of this request has at most {most} bytes", 413)
         if head.length is not None and head.length > most:
             raise self._too_large
 
@@ -72,11 +62,13 @@ class Body:
                     raise self._too_large
                 yield part
         except TimeoutError:
-            raise Refusal(408, f"a body does not rest for {BODY_SECONDS:.0f} seconds") from None
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            raise Refusal(400, "the body broke off") from None
+            raise malformed(f"a body does not rest for {BODY_SECONDS:.0f} seconds", 408) from None
+        except asyncio.IncompleteReadError:
+            raise ConnectionResetError("the client has gone") from None
+        except asyncio.LimitOverrunError:
+            raise malformed("a chunk has its size before it, and nothing else") from None
         except HeadRefused as problem:
-            raise Refusal(400, str(problem)) from None
+            raise malformed(str(problem)) from None
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         while size := chunk_size(await self._line()):
@@ -113,17 +105,17 @@ async def inflated(parts: AsyncIterator[bytes], most: int) -> AsyncIterator[byte
                 rest = unpacker.unconsumed_tail
                 size += len(unpacked)
                 if size > most:
-                    raise Refusal(413, f"a body of this request has at most {most} bytes when it is unpacked")
+                    raise malformed(f"a body of this request has at most {most} bytes when it is unpacked", 413)
                 if unpacked:
                     yield unpacked
             if unpacker.unused_data:
-                raise Refusal(400, "nothing comes after a gzipped body")
+                raise malformed("nothing comes after a gzipped body")
         if tail := unpacker.flush():
             yield tail
     except zlib.error:
-        raise Refusal(400, "the body is not gzipped, although it says so") from None
+        raise malformed("the body is not gzipped, although it says so") from None
     if not unpacker.eof:
-        raise Refusal(400, "the gzipped body broke off")
+        raise malformed("the gzipped body broke off")
 
 
 async def whole(parts: AsyncIterator[bytes]) -> bytes:
@@ -153,12 +145,16 @@ class Answer:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Says why not, in one line. git shows it to its user."""
-        await self.say(refusal.status, "text/plain; charset=utf-8", f"{refusal.message}\n".encode())
+        text = f"handmesh: {refusal.reason}: {refusal.message}\n".encode("ascii", "replace")
+        await self.say(refusal.status, "text/plain; charset=us-ascii", text)
 
     async def _begin(self, status: int, content_type: str, framing: Iterable[tuple[str, str]]) -> None:
         self.begun = True
         headers = [("Content-Type", content_type), ("Cache-Control", "no-store"), ("Connection", "close"), *framing]
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}", *(f"{name}: {value}" for name, value in headers)]
+        lines = [
+            f"HTTP/1.1 {status} {'OK' if status < 400 else 'Refused'}",
+            *(f"{name}: {value}" for name, value in headers),
+        ]
         await self._write(("\r\n".join(lines) + "\r\n\r\n").encode("ascii"))
 
     async def _write(self, data: bytes) -> None:

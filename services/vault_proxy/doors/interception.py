@@ -13,15 +13,15 @@ import h11
 from services.kit.errors import ServiceError, Unauthenticated
 from services.kit.logs import Log
 from services.kit.origin import UrlRefused
-from services.vault_proxy.audit import Audit
 from services.vault_proxy.core.egress import Target, host_header
 from services.vault_proxy.core.masking import Mask
-from services.vault_proxy.core.placeholders import Swap, Swapping, writer_of
+from services.vault_proxy.core.placeholders import Swap, Swapping, is_binary
 from services.vault_proxy.doors.exchange import Caller, Headers, Host, Mender, passed_on, relay, value_of
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, malformed, unreachable
+from services.vault_proxy.doors.uses import Uses
 from services.vault_proxy.doors.visit import Visit
-from services.vault_proxy.doors.wires import WireBroken, Wire
+from services.vault_proxy.doors.wires import Wire, WireBroken
 from services.vault_proxy.grants import Access
 
 BODY_BYTES = 1024 * 1024  # of a request in which placeholders are replaced; a longer one goes as it is
@@ -57,7 +57,7 @@ class MaskMender(Mender):
     def head(self, answer: h11.Response) -> Headers:
         kind = value_of(answer.headers, b"content-type")
         packed = value_of(answer.headers, b"content-encoding").lower() not in (b"", b"identity")
-        self._text = not packed and (not kind or writer_of(kind) is not None)
+        self._text = not packed and not is_binary(kind)
         return super().head(answer)
 
     def line(self, text: bytes) -> bytes:
@@ -73,9 +73,9 @@ class MaskMender(Mender):
 class Interception:
     """Serves the inside of intercepted connections."""
 
-    def __init__(self, purse: Purse, audit: Audit) -> None:
+    def __init__(self, purse: Purse, uses: Uses) -> None:
         self._purse = purse
-        self._audit = audit
+        self._uses = uses
 
     async def serve(self, visit: Visit, target: Target, client: Wire, connect: Connect, tell: Tell) -> None:
         """Serves requests of a sandbox to a host until one of both ends it. `connect` begins TLS with the host.
@@ -117,14 +117,16 @@ class Interception:
     def _used(self, visit: Visit, target: Target, swapping: Swapping, status: int) -> None:
         result = {0: UNREACHABLE, 401: REFUSED}.get(status, OK)
         for swap in swapping.used.values():
-            self._audit.used(visit.access.session_id, target.host, "", swap, result)
+            self._uses.note(visit.access.session_id, target.host, swap, result)
         if status == 401 and swapping.used:
             self._purse.forget(visit.access.session_id)
 
 
 def _check(request: h11.Request, target: Target) -> None:
     """Raises Refusal unless a request is for the host that the connection goes to: no other gets its credential."""
-    if request.method == b"CONNECT" or not (request.target.startswith(b"/") or request.target == b"*"):
+    if request.method in (b"CONNECT", b"TRACE"):  # the second one asks for the credential to be said
+        raise malformed("that method is not for the inside of a tunnel", 405)
+    if not (request.target.startswith(b"/") or request.target == b"*"):
         raise malformed("a request inside of TLS names a path")
     said = value_of(request.headers, b"host").decode("ascii", "replace")
     try:

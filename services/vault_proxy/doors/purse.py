@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from services.vault_proxy.ports import CredentialStore
 from services.vault_proxy.secret import Secret
 
 KEPT_SECONDS = 30.0  # a credential is used so long before it is looked up again
+SWEEP_SECONDS = 5.0
 MOST_SESSIONS = 2_000  # whose credentials are kept; the one that was asked for the longest ago goes
 
 _log = Log("services.vault_proxy.doors")
@@ -107,6 +109,14 @@ class Purse:
         self._news += 1
         for session_id, kept in list(self._kept.items()):
             if any(each.credential_id == credential_id for each in kept.variables):
+                del self._kept[session_id]
+
+    async def keep_tidy(self) -> None:
+        """Lets go of what is too old to be used, for ever: no secret stays because nobody asks for it."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = self._now()
+            for session_id in [each for each, kept in self._kept.items() if kept.until <= now]:
                 del self._kept[session_id]
 
     def forget(self, session_id: str) -> None:

@@ -10,6 +10,7 @@ from services.kit.origin import Allowed, Origin, check_addresses
 from services.vault_proxy.outbound.network import CONNECT_SECONDS, Resolve, system_resolve
 
 BUFFER_BYTES = 256 * 1024  # of what a server has sent and the sandbox has not taken
+MOST_DIALLED = 4  # addresses of a host that are tried, one after the other
 
 
 class Unreachable(ConnectionError):
@@ -36,20 +37,19 @@ class Dialler:
         Raises UrlRefused when one of them may not be called, before anything is connected to, and Unreachable.
         """
         private_ok = self._allowed.covers(Origin("https", host, port))
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                for address in check_addresses(await self._found(host, port), private_ok):
-                    try:
-                        return await asyncio.open_connection(address, port, limit=BUFFER_BYTES)
-                    except OSError:
-                        continue
-        except TimeoutError:
-            pass
+        addresses = check_addresses(await self._found(host, port), private_ok)[:MOST_DIALLED]
+        for address in addresses:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                    return await asyncio.open_connection(address, port, limit=BUFFER_BYTES)
+            except OSError:  # TimeoutError is one
+                continue
         raise Unreachable("no address of the host answers")
 
     async def _found(self, host: str, port: int) -> list[str]:
         try:
-            found = list(await self._resolve(host, port))
+            async with asyncio.timeout(CONNECT_SECONDS):
+                found = list(await self._resolve(host, port))
         except (OSError, UnicodeError):
             raise Unreachable("the name has no address") from None
         if not found:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import datetime
 import os
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from handmesh.launcher.ca import ensure_certificates
 from handmesh.session.v1.event_pb2 import CredentialUsed, DoorRefused
@@ -25,18 +28,31 @@ from services.vault_proxy.doors.authority import Authority
 from services.vault_proxy.doors.egress import EgressDoor
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusals import Refusals
+from services.vault_proxy.doors.uses import Uses
 from services.vault_proxy.doors.visit import Policy, Visit
 from services.vault_proxy.doors.wires import Limits
 from services.vault_proxy.grants import Access
 from services.vault_proxy.outbound.dial import Dialler
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.stores.memory import MemoryStore
+from tests.support.requirements import in_ci
 from tests.vault_proxy.strange_server import StrangeServer, strange_server
 
 HOST = "api.example"
 VALUE = 'canary "of/egress" & more'
 LIMITS = Limits(idle_seconds=30, seconds=60, bytes=64 * 1024 * 1024)
 SANDBOX = "sbx_00000000000000000000000001"
+
+
+SYSTEM_PACKAGES = ("curl", "git")  # ci/system-packages sees to them
+
+
+def need(program: str) -> None:
+    """Skips the test where a program is missing; fails it in CI if CI should have it."""
+    if shutil.which(program) is None:
+        if in_ci() and program in SYSTEM_PACKAGES:
+            pytest.fail(f"{program} is missing (in CI nothing is skipped)", pytrace=False)
+        pytest.skip(f"{program} is missing")
 
 
 class Said(Audit):
@@ -47,13 +63,16 @@ class Said(Audit):
         self.uses: list[tuple[str, CredentialUsed]] = []
         self.refusals: list[tuple[str, DoorRefused]] = []
 
-    def used(self, session_id: str, server: str, execution_id: str, credential: Bound, result: str) -> None:
+    def used(
+        self, session_id: str, server: str, execution_id: str, credential: Bound, result: str, times: int = 1
+    ) -> None:
         use = CredentialUsed(
             credential_id=credential.credential_id,
             vault_id=credential.vault_id,
             server=server,
             execution_id=execution_id,
             result=result,
+            times=times if times > 1 else 0,
         )
         self.uses.append((session_id, use))
 
@@ -100,6 +119,7 @@ class World:
 
     directory: Path
     door: EgressDoor
+    uses: Uses
     purse: Purse
     store: MemoryStore
     credentials: Credentials
@@ -183,6 +203,7 @@ class World:
 
     async def curl(self, *arguments: str) -> str:
         """Runs curl as in a sandbox, and returns what it prints, or `curl: ` and its exit code."""
+        need("curl")
         return await self.run("curl", "-sS", "--cacert", str(self.trusted), *arguments)
 
     async def run(self, *command: str, **variables: str) -> str:
@@ -216,12 +237,12 @@ async def egress_world(
     """Opens a door, for one session that has one vault and may reach nothing yet."""
     signer, names, said, store = authority(directory / "world"), Names(), Said(), MemoryStore()
     credentials = Credentials(store, lambda: "2026-11-30T00:00:00Z")
-    purse = Purse(store, credentials)
+    purse, uses = Purse(store, credentials), Uses(said)
     door = EgressDoor(
         lambda: Dialler(Everywhere() if allowed is None else allowed, directory / "world/ca/ca.pem", names),
         purse,
         authority(directory / "door") if intercepts else None,
-        said,
+        uses,
         Refusals(said),
         package_hosts,
         limits,
@@ -229,7 +250,9 @@ async def egress_world(
     )
     # The memory store reads for whoever has any pass.
     access = Access(ids.mint("sess"), "default", 2, vault_ids=(ids.mint("vault"),), secrets=object())  # type: ignore[arg-type]
-    world = World(directory, door, purse, store, credentials, names, said, Visit(access, SANDBOX, Policy()), signer)
+    world = World(
+        directory, door, uses, purse, store, credentials, names, said, Visit(access, SANDBOX, Policy()), signer
+    )
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -15,9 +15,9 @@ from services.kit.origin import Allowed
 from services.vault_proxy.doors.wires import Limits
 from services.vault_proxy.grants import Server
 from tests.kit.test_origin import REFUSED_ADDRESSES
+from tests.support.heard import SOCKETS
 from tests.vault_proxy.doors.egress_world import HOST, LIMITS, SANDBOX, World, egress_world
 from tests.vault_proxy.strange_server import Reply
-from tests.vault_proxy.test_outbound import SOCKETS
 
 PLAIN = {"Content-Type": "text/plain"}
 
@@ -82,6 +82,17 @@ async def test_an_allowed_host_is_reached_and_another_one_is_not(world: World) -
     assert (first.target, first.reason) == (f"evil.example:{port}", "HOST_DENIED")
     assert second.message == f"this sandbox may not reach evil.example:443; allowed: {HOST}:{port}"
     assert world.names.asked == [HOST] and len(server.requests) == 1
+
+
+async def test_plain_http_obeys_the_same_rules(world: World) -> None:
+    """By its URL, whatever the Host header says."""
+    server, port = await world.host(None, answer=lambda request: says("never"))
+    for url in (f"http://evil.example:{port}/", "http://evil.example/", f"http://{HOST}/"):
+        answer = await world.raw(f"GET {url} HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 403 ") and b"HOST_DENIED" in answer
+    refused = [f"evil.example:{port}", "evil.example:80", f"{HOST}:80"]
+    assert world.refused() == [(target, "HOST_DENIED") for target in refused]
+    assert server.connections == 0 and world.names.asked == []
 
 
 async def test_plain_http_is_sent_on(world: World) -> None:
@@ -309,6 +320,8 @@ async def test_other_protocols_go_through_a_tunnel(world: World) -> None:
         ("CONNECT a.example: HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("CONNECT https://a.example:443/ HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("CONNECT a.example:443/x HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        ("CONNECT a.example:443 HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", 400),
+        ("CONNECT a.example:443 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         ("CONNECT :443 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("CONNECT a.example:0 HTTP/1.1\r\nHost: a\r\n\r\n", 400),
         ("\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", 400),

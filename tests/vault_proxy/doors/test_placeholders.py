@@ -20,6 +20,7 @@ from services.vault_proxy.core import kinds
 from services.vault_proxy.core.kinds import Draft
 from services.vault_proxy.core.masking import LONGEST, Mask
 from services.vault_proxy.core.scrub import MARK, forms_of
+from services.vault_proxy.doors import purse
 from services.vault_proxy.doors.interception import BODY_BYTES
 from services.vault_proxy.secret import Secret
 from tests.vault_proxy.doors.egress_world import HOST, VALUE, World, egress_world
@@ -45,6 +46,8 @@ async def test_a_placeholder_in_a_header_becomes_the_credential(world: World) ->
     stands = world.placeholder(credential)
     url = f"https://{HOST}:{port}/v1"
     assert await world.curl("-H", f"Authorization: Bearer {stands}", "-H", f"X-Api-Key: {stands}", url) == "fine"
+    world.uses.turn()
+    world.uses.turn()
     assert await world.curl("-u", f"user:{stands}", url) == "fine"
     first, second = (request.headers for request in server.requests)
     assert (first["authorization"], first["x-api-key"]) == ("Bearer plain-canary", "plain-canary")
@@ -52,6 +55,25 @@ async def test_a_placeholder_in_a_header_becomes_the_credential(world: World) ->
     use = CredentialUsed(credential_id=credential.credential_id, vault_id=credential.vault_id, server=HOST, result="ok")
     assert world.said.uses == [(world.visit.access.session_id, use)] * 2
     assert not server.heard("hm_placeholder_")
+
+
+async def test_many_uses_are_told_as_few(world: World) -> None:
+    """The first at once, the others as a number each second; another end is told apart, and nothing is left out."""
+    replies = [Reply(200, b"fine", PLAIN)] * 3 + [Reply(401, b"no", PLAIN)] + [Reply(200, b"fine", PLAIN)] * 3
+    _, port = await world.host(answer=lambda request: replies.pop(0))
+    key = f"X-Key: {world.placeholder(await world.credential('plain-canary'))}"
+    url = f"https://{HOST}:{port}/"
+    await world.curl("-H", key, url, url, url, url)
+    assert [(use.result, use.times) for _, use in world.said.uses] == [("ok", 0), ("CREDENTIAL_REVOKED", 0)]
+    world.uses.turn()
+    assert [(use.result, use.times) for _, use in world.said.uses[2:]] == [("ok", 2)]
+    await world.curl("-H", key, url, url)
+    world.uses.turn()
+    assert [(use.result, use.times) for _, use in world.said.uses[3:]] == [("ok", 2)]
+    world.uses.turn()
+    world.uses.turn()
+    await world.curl("-H", key, url)
+    assert [(use.result, use.times) for _, use in world.said.uses[4:]] == [("ok", 0)]
 
 
 async def test_a_request_without_a_placeholder_uses_nothing(world: World) -> None:
@@ -114,13 +136,15 @@ async def test_a_placeholder_in_a_body_is_written_as_the_format_wants_it(world: 
     assert took[3] == f"<{VALUE}>"
     assert took[4] == "<key>canary &quot;of/egress&quot; &amp; more</key>"
     assert took[5] == stands
-    assert len(world.said.uses) == 5
+    world.uses.turn()
+    assert [use.times for _, use in world.said.uses] == [0, 4]
 
 
 @pytest.mark.parametrize(("places", "header", "body"), [("headers", True, False), ("bodies", False, True)])
 async def test_it_is_replaced_in_its_places_only(world: World, places: str, header: bool, body: bool) -> None:
-    """A credential for headers is not put into a body, and the other way round."""
+    """A credential for headers is not put into a body, and the other way round; another one's places do not count."""
     server, port = await world.host(answer=fine)
+    await world.credential("other-canary", variable="OTHER", places="headers bodies")
     stands = world.placeholder(await world.credential("plain-canary", places=places))
     await world.curl("-H", f"X-Key: {stands}", "-d", f"key={stands}", f"https://{HOST}:{port}/")
     [request] = server.requests
@@ -252,13 +276,14 @@ async def test_a_request_inside_is_for_the_host_of_the_tunnel(world: World, host
     stands = world.placeholder(await world.credential("plain-canary"))
     answer = await inside(world, port, f"GET / HTTP/1.1\r\nHost: {host}\r\nX-Key: {stands}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 421 ") and server.connections <= 1 and server.requests == []
-    assert world.refused() == [(host, "HOST_DENIED")]
+    assert world.refused() == [(host or f"{HOST}:{port}", "HOST_DENIED")]
 
 
 @pytest.mark.parametrize(
     ("request_text", "status"),
     [
-        ("CONNECT api.example:443 HTTP/1.1\r\nHost: api.example\r\n\r\n", 400),
+        ("CONNECT api.example:443 HTTP/1.1\r\nHost: api.example\r\n\r\n", 405),
+        ("TRACE / HTTP/1.1\r\nHost: api.example\r\n\r\n", 405),
         ("GET https://evil.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n", 400),
         ("GET http://api.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n", 400),
         ("GET / HTTP/1.0\r\n\r\n", 421),
@@ -394,6 +419,24 @@ async def test_a_refused_credential_is_looked_up_again(world: World) -> None:
     assert await world.curl(*arguments) == "fine"
     assert [request.headers["x-key"] for request in server.requests] == ["canary-one", "canary-two"]
     assert [use.result for _, use in world.said.uses] == ["CREDENTIAL_REVOKED", "ok"]
+
+
+async def test_no_secret_stays_in_the_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too old to be used goes, although nobody asks for it; what a session had goes at its end."""
+    monkeypatch.setattr(purse, "SWEEP_SECONDS", 0.01)
+    await world.credential("plain-canary")
+    access = world.visit.access
+    assert [swap.value.reveal() for swap in await world.purse.swaps(access, HOST)] == ["plain-canary"]
+    assert "plain-canary" not in repr(world.purse._kept)
+    world.purse.forget(access.session_id)
+    assert not world.purse._kept
+    monkeypatch.setattr(purse, "KEPT_SECONDS", 0.0)
+    await world.purse.swaps(access, HOST)
+    assert world.purse._kept
+    tidying = asyncio.create_task(world.purse.keep_tidy())
+    while world.purse._kept:
+        await asyncio.sleep(0.01)
+    tidying.cancel()
 
 
 async def test_a_secret_that_is_bound_to_something_else_is_not_sent(world: World) -> None:

@@ -21,7 +21,6 @@ import requests
 from services.kit.errors import Unavailable
 from services.kit.logs import Log
 from services.vault_proxy.quiet import silence
-from services.vault_proxy.secret import Secret
 
 REQUEST_SECONDS = 1.0  # for one request to connect, and for its answer
 NO_END = 3600.0  # what the life of a login is taken for that has no end
@@ -149,42 +148,8 @@ class Login:
         self._client.adapter.close()
 
 
-class SessionReads:
-    """Logs sessions in by their vouchers, and reads with their tokens."""
-
-    def __init__(self, url: str, ca_file: Path | None, mount: str, auth_mount: str) -> None:
-        self._client = client_of(url, ca_file)
-        self._mount = mount
-        self._auth_mount = auth_mount
-
-    def log_in(self, voucher: Secret[str]) -> tuple[Secret[str], float]:
-        """Returns a token and its life in seconds. Raises Unavailable (`VAULT_UNAVAILABLE`)."""
-        body = {"role": "session", "jwt": voucher.reveal()}
-
-        def action() -> Any:
-            try:
-                return self._client.adapter.post(f"/v1/auth/{self._auth_mount}/login", json=body)
-            except (hvac.exceptions.InvalidRequest, hvac.exceptions.InvalidPath) as problem:
-                _log.error("the vault does not take the session service's word", kind=type(problem).__name__)
-                raise Unavailable("VAULT_UNAVAILABLE", "the vault does not let the session in") from None
-
-        answer = answering(action)
-        return Secret(str(answer["auth"]["client_token"])), float(answer["auth"]["lease_duration"])
-
-    def read(self, path: str, token: Secret[str]) -> Any:
-        """Returns what lies at a path. Raises Forbidden for a token that may not, InvalidPath where nothing is."""
-        headers = {"X-Vault-Token": token.reveal()}
-        return answering(
-            lambda: self._client.adapter.get(f"/v1/{self._mount}/data/{path}", headers=headers), forbidden=True
-        )
-
-    def close(self) -> None:
-        """Ends the connections."""
-        self._client.adapter.close()
-
-
-def answering(action: Callable[[], Any], forbidden: bool = False) -> Any:
-    """Does something. Raises Unavailable when the vault does not answer, or forbids it unless that is to be seen.
+def answering(action: Callable[[], Any]) -> Any:
+    """Does something. Raises Unavailable when the vault does not answer, or forbids it.
 
     Lets InvalidPath and InvalidRequest through.
     """
@@ -193,8 +158,6 @@ def answering(action: Callable[[], Any], forbidden: bool = False) -> Any:
     except (hvac.exceptions.InvalidPath, hvac.exceptions.InvalidRequest):
         raise
     except hvac.exceptions.Forbidden:
-        if forbidden:
-            raise
         _log.error("the vault forbids what this service must do: see its policy in docs/vault.md")
         raise Unavailable("VAULT_UNAVAILABLE", "the vault forbids it to this service") from None
     except (hvac.exceptions.VaultError, requests.RequestException) as problem:

@@ -38,7 +38,7 @@ class HashicorpStore:
         self._making = threading.Lock()  # one login for all threads
         # Own threads: a vault that does not answer must not hold up what else needs a thread, such as name lookups.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="vault")
-        self._tokens = Tokens(self._mint)
+        self._tokens = Tokens(self.mint)
 
     async def read(self, path: str) -> Document | None:
         def action(client: Any) -> Document | None:
@@ -72,19 +72,16 @@ class HashicorpStore:
                 seconds = RETRY_SECONDS
             await asyncio.sleep(min(seconds, KEEP_SECONDS))
 
-    async def _mint(self, voucher: Secret[str]) -> tuple[Secret[str], float]:
+    async def mint(self, voucher: Secret[str]) -> tuple[Secret[str], float]:
+        """Logs a session in by its voucher. Returns its token, and the token's life in seconds."""
         minted: tuple[Secret[str], float] = await self._in_thread(lambda: self._made()[1].log_in(voucher))
         return minted
 
     def _session_read(self, path: str, token: Secret[str]) -> Any:
-        from hvac.exceptions import Forbidden, InvalidPath, InvalidRequest
-
-        try:
-            return _document(self._made()[1].read(path, token))
-        except InvalidPath:
-            return None
-        except (Forbidden, InvalidRequest):
+        let_in, answer = self._made()[1].read(path, token)
+        if not let_in:
             return _FORBIDDEN
+        return None if answer is None else _document(answer)
 
     async def write(self, path: str, fields: Fields, expected_version: int) -> int:
         def action(client: Any) -> int:
@@ -171,12 +168,13 @@ class HashicorpStore:
     def _made(self) -> tuple[Any, Any]:
         """Returns the service's login, and what sessions read with."""
         # hvac and requests cost 100 ms and 20 MB: paid in a thread.
-        from services.vault_proxy.stores.hashicorp.login import Login, SessionReads
+        from services.vault_proxy.stores.hashicorp.login import Login
+        from services.vault_proxy.stores.hashicorp.reads import SessionReads, Wire
 
         url, approle_file, ca_file, auth_mount = self._access
         with self._making:
             if self._parts is None:
-                reads = SessionReads(url, ca_file, self._mount, auth_mount)
+                reads = SessionReads(Wire(url, ca_file), self._mount, auth_mount)
                 self._parts = Login(url, approle_file, ca_file), reads
             return self._parts
 
