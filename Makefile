@@ -111,7 +111,7 @@ bench-brain: setup ## Measure turns, wakes and crashes, at full size (some 10 mi
 	@$(PY) -m bench brain --size full $(ARGS)
 
 .PHONY: bench-vault
-bench-vault: setup ## Measure calls of MCP tools through the vault proxy, at full size (a minute)
+bench-vault: setup ## Measure calls of MCP tools, the vault's reads and tokens, many sessions, a vault that is away (2 min)
 	@$(PY) -m bench vault --size full $(ARGS)
 
 .PHONY: isolated

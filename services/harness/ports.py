@@ -181,8 +181,11 @@ class Servers(Protocol):
     async def tools(self, grant: str) -> tuple[list[ToolSpec], list[tuple[str, str, str, str]]]:
         """Lists the tools of all servers, and what is missing: server, tool (empty: all), reason and message."""
 
-    async def execute(self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool) -> ToolResult:
-        """Runs a tool and waits. With `attach_only` it only waits for what runs or has run already."""
+    async def execute(
+        self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool, offered: int
+    ) -> ToolResult:
+        """Runs a tool and waits. With `attach_only` it only waits for what runs or has run already. `offered` is the
+        position of the server's tools in the log, with which what it lists now is compared."""
 
     def follow(self, grant: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
         """Yields what the server says of an execution's progress, as `Hands.follow` does."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from handmesh.session.v1 import session_pb2
+from handmesh.session.v1 import event_pb2, session_pb2
 from services.kit import channels
 from services.kit.errors import Unauthenticated
 from services.kit.logs import Log
@@ -89,9 +89,14 @@ class Grants:
         """
         return await self._ask(grant, vault_access=True)
 
-    async def _ask(self, grant: str, vault_access: bool) -> session_pb2.CheckGrantResponse:
+    async def offered(self, grant: str, position: int) -> event_pb2.ToolsOffered | None:
+        """Returns the ToolsOffered at a position of the grant's session, or None. Raises as `check`."""
+        answer = await self._ask(grant, vault_access=False, offered_position=position)
+        return answer.tools_offered if answer.HasField("tools_offered") else None
+
+    async def _ask(self, grant: str, vault_access: bool, offered_position: int = 0) -> session_pb2.CheckGrantResponse:
         try:
-            request = session_pb2.CheckGrantRequest(vault_access=vault_access)
+            request = session_pb2.CheckGrantRequest(vault_access=vault_access, offered_position=offered_position)
             return await self._stub.CheckGrant(request, metadata=((GRANT_KEY, grant),), timeout=CHECK_SECONDS)
         except grpc.aio.AioRpcError as error:
             problem = channels.raised(error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from handmesh.session.v1.config_pb2 import SessionConfig
-from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.event_pb2 import Event, ToolsOffered
 from services.kit.errors import Gone, Refused
 from services.session import codec
 from services.session.core import known
@@ -155,6 +155,14 @@ class Reader:
             if not whole:
                 break
         return found
+
+    async def offered(self, session_id: str, position: int) -> ToolsOffered | None:
+        """Returns the ToolsOffered at a position; None where the log has something else, or ends before."""
+        last = await self._log.head(session_id)
+        if last is None or not 1 <= position <= last.last_position:
+            return None
+        event = await self._event(session_id, position)
+        return event.tools_offered if event.HasField("tools_offered") else None
 
     async def _event(self, session_id: str, position: int) -> Event:
         entries = await self._entries(session_id, Span(position, position + 1), whole=True)

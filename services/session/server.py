@@ -211,8 +211,11 @@ class SessionServicer(VoucherCalls, SessionServiceServicer):
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
         granted = await self._parts.grants.check(grant_of(context))
-        if request.vault_access and caller().kind != "vault_proxy":
-            raise Denied("METHOD_DENIED", "only a vault proxy asks for the vault's access", identity=caller().kind)
+        if (request.vault_access or request.offered_position) and caller().kind != "vault_proxy":
+            raise Denied("METHOD_DENIED", "only a vault proxy asks for that", identity=caller().kind)
+        offered = None
+        if request.offered_position:
+            offered = await self._parts.reader.offered(granted.session_id, request.offered_position)
         return pb.CheckGrantResponse(
             session_id=granted.session_id,
             tenant=granted.tenant,
@@ -222,6 +225,7 @@ class SessionServicer(VoucherCalls, SessionServiceServicer):
             vault_ids=granted.config.vault_ids,
             git_rules=git_rules(granted.config),
             cache_time=Duration(seconds=CACHE_SECONDS),
+            tools_offered=offered,
             vault_jwt=self._parts.grants.vouch(granted) if request.vault_access else "",
         )
 

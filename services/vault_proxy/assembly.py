@@ -31,6 +31,7 @@ from services.vault_proxy.doors.wires import Limits as DoorLimits
 from services.vault_proxy.executions import Executions
 from services.vault_proxy.github_app import Api, GithubApps
 from services.vault_proxy.mcp.connections import Connections, Limits
+from services.vault_proxy.pins import Pins
 from services.vault_proxy.ports import CredentialStore
 from services.vault_proxy.renewal import Renewal
 from services.vault_proxy.replicas import Replicas
@@ -97,7 +98,8 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     renewal = Renewal(store, credentials, audit, time.time, settings.outbound_allow, settings.outbound_ca_file)
     wallet = Wallet(store, credentials, renewal)
     limits = Limits(settings.connect_seconds, settings.idle_seconds)
-    connections = Connections(wallet, limits, settings.outbound_allow, settings.outbound_ca_file)
+    pins = Pins()
+    connections = Connections(wallet, pins, limits, settings.outbound_allow, settings.outbound_ca_file)
     purse = Purse(store, credentials)
 
     def changed(credential_id: str) -> None:
@@ -110,7 +112,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     validation = Validation(session, store, vaults, wallet, connections, *reach)
     executions = Executions(settings.call_seconds)
     replicas = Replicas(settings.replicas, settings.tls_dir)
-    tools = Tools(connections, executions, audit, replicas)
+    tools = Tools(connections, executions, audit, replicas, pins)
     refusals, uses = Refusals(Audit(session)), Uses(audit)
     egress = egress_door(settings, purse, uses, refusals)
     git = git_door(settings, wallet, audit, refusals)

@@ -82,12 +82,19 @@ class Audit:
         event_id = _event_id(execution_id or ids.mint("tools"))
         self._take(session_id, event_pb2.Event(event_id=event_id, ignorable=True, credential_used=use))
 
-    def changed(self, session_id: str, server: str, change: Change) -> None:
-        """Takes note that a server offers other tools than before, at once."""
+    def changed(self, session_id: str, server: str, change: Change, since: str = "") -> None:
+        """Takes note that a server offers other tools than before, at once.
+
+        `since` is the digest of what the log says was offered: a process that finds the same says it not again.
+        """
         change_of = event_pb2.ToolsChanged(
             server=server, added=change.added, removed=change.removed, changed=change.changed
         )
-        self._take(session_id, event_pb2.Event(event_id=ids.mint("tools"), ignorable=True, tools_changed=change_of))
+        event_id = ids.mint("tools")
+        if since:
+            what = f"{since} {server} {change}"
+            event_id = f"tools-{hashlib.sha256(what.encode()).hexdigest()}"
+        self._take(session_id, event_pb2.Event(event_id=event_id, ignorable=True, tools_changed=change_of))
 
     def refused(self, session_id: str, refusal: event_pb2.DoorRefused) -> None:
         """Takes note that a door refused something, at once. `Refusals` sees to it that these are few."""

@@ -1,7 +1,8 @@
 """Credentials without their secrets: what is told of them, and how secrets are written that nobody here can read.
 
 A credential is two documents: its facts, and its secrets. Facts come first and go last, so that no secret lies anywhere
-that is not listed; each step can be taken again by the next call. Oldest first is by id: minted ids sort by age.
+that is not listed; each step can be taken again by the next call. Oldest first is by id: minted ids sort by
+age, those of one millisecond anyhow.
 """
 
 from __future__ import annotations

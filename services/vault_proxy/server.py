@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -69,7 +70,9 @@ class VaultProxy(VaultProxyServiceServicer):
         access = await self._access(context)
         replica = _is_replica()
         grant = "" if replica else shown(context.invocation_metadata())
-        call = Call(request.name, request.input, request.execution_id, request.attach_only or replica, grant)
+        offered = partial(self._grants.offered, grant, request.offered_position) if request.offered_position else None
+        attach_only = request.attach_only or replica
+        call = Call(request.name, request.input, request.execution_id, attach_only, grant, offered)
         return pb.ExecuteResponse(result=_result(await self._tools.execute(access, call)))
 
     async def WatchExecution(

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from handmesh.session.v1.event_pb2 import ToolsOffered
 from services.kit import failpoints, ids
 from services.kit.errors import Denied, Gone, Invalid, ServiceError
+from services.kit.logs import Log
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.core import naming
 from services.vault_proxy.core.answer import Answer, parse_input, read_answer
-from services.vault_proxy.core.catalog import Catalog, OfferedTool, Problem
+from services.vault_proxy.core.catalog import Catalog, OfferedTool, Problem, prints_of, prints_of_offer
 from services.vault_proxy.executions import Executions, MayHaveRun, Say, digest_of
 from services.vault_proxy.grants import Access, Server
 from services.vault_proxy.mcp.connections import Connections, Use
 from services.vault_proxy.mcp.problems import ServerLost
+from services.vault_proxy.pins import Pins
 from services.vault_proxy.replicas import Replicas
 
 ANSWER_BYTES = 6 * 1024 * 1024  # of all servers' tools together: one gRPC message takes 8 MiB
+
+
+_log = Log("services.vault_proxy.tools")
+
+Offered = Callable[[], Awaitable[ToolsOffered | None]]
 
 
 @dataclass(frozen=True)
@@ -31,16 +39,20 @@ class Call:
     execution_id: str = ""
     attach_only: bool = False
     grant: str = field(default="", repr=False)  # what other replicas are asked with; none: nobody is asked
+    offered: Offered | None = None  # what the session's log says was offered by the tool's server
 
 
 class Tools:
     """Lists and calls tools for whoever has access."""
 
-    def __init__(self, connections: Connections, executions: Executions, audit: Audit, replicas: Replicas) -> None:
+    def __init__(
+        self, connections: Connections, executions: Executions, audit: Audit, replicas: Replicas, pins: Pins
+    ) -> None:
         self._connections = connections
         self._executions = executions
         self._audit = audit
         self._replicas = replicas
+        self._pins = pins
 
     async def list(self, access: Access, refresh: bool) -> Catalog:
         """Returns the tools of all servers of the session. A server's failure is a problem, and costs only itself.
@@ -96,7 +108,7 @@ class Tools:
         execution_id = call.execution_id or ids.mint("exec")
 
         async def work(say: Say) -> Answer:
-            return await self._perform(access, server, call.name, arguments, execution_id, say)
+            return await self._perform(access, server, call, arguments, execution_id, say)
 
         if not call.execution_id and call.attach_only:
             raise Gone("EXECUTION_UNKNOWN", "attach_only names no execution", execution_id="")
@@ -148,10 +160,29 @@ class Tools:
             raise Invalid("TOOL_UNKNOWN", "the server has no such tool", name=name[:200])
         return tool
 
+    async def _compare(self, access: Access, server: Server, offered: Offered) -> None:
+        """Tells how what a server lists differs from what the session's log says, once for a session and server."""
+        key = (access.session_id, server.name)
+        if self._pins.is_compared(key):
+            return
+        try:
+            event = await offered()
+        except ServiceError as problem:
+            _log.warning("what was offered is not known", session_id=access.session_id, reason=problem.reason)
+            return
+        if event is None or event.hand != server.name or not event.digest:
+            return
+        now = prints_of(await self._offered(access, server))
+        change = self._pins.compare(key, prints_of_offer(event.tools_json), now)
+        if change is not None:
+            self._audit.changed(access.session_id, server.name, change, event.digest)
+
     async def _perform(
-        self, access: Access, server: Server, name: str, arguments: dict[str, Any], execution_id: str, say: Say
+        self, access: Access, server: Server, call: Call, arguments: dict[str, Any], execution_id: str, say: Say
     ) -> Answer:
-        tool = await self._tool(access, server, name)
+        tool = await self._tool(access, server, call.name)
+        if call.offered is not None:
+            await self._compare(access, server, call.offered)
         use, result = Use(), "SERVER_UNAVAILABLE"
         try:
             failpoints.hit("vault_proxy.call_asked")

@@ -251,6 +251,6 @@ async def test_a_call_is_waited_for_however_long_it_runs() -> None:
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         await RemoteHands(channel).execute("sbx", "bash", "{}", "t1", Standing(3))
-        await RemoteServers(channel).execute("grant", "shop__buy", "{}", "t2", False)
+        await RemoteServers(channel).execute("grant", "shop__buy", "{}", "t2", False, 3)
     await server.stop(None)
     assert slow.patience == [None, None]

@@ -165,3 +165,23 @@ async def test_replicas_agree_at_once(run: Run) -> None:
         assert await refused(two, grant)
         assert await revocations.of(session) == 4
         revocations.call.cancel()
+
+
+async def test_a_vault_proxy_is_told_what_was_offered(service: Service) -> None:
+    """The ToolsOffered at a position of the grant's own session, and nothing else; nobody else may ask."""
+    session = await service.create(message())
+    epoch, grant = await service.wake(session)
+    offered = ev.ToolsOffered(hand="shop", tools_json="[]", digest="d")
+    position = (await service.emit(session, ev.Event(tools_offered=offered), epoch)).position
+    shown = (("x-handmesh-grant", grant),)
+
+    async def at(position: int) -> pb.CheckGrantResponse:
+        request = pb.CheckGrantRequest(offered_position=position)
+        answer: pb.CheckGrantResponse = await service.vault_proxy.CheckGrant(request, metadata=shown)
+        return answer
+
+    assert (await at(position)).tools_offered == offered
+    for other in (0, 1, position + 1, -1):
+        assert not (await at(other)).HasField("tools_offered")
+    error = await refusal(service.sandbox.CheckGrant(pb.CheckGrantRequest(offered_position=1), metadata=shown))
+    assert error.reason == "METHOD_DENIED"

@@ -260,7 +260,10 @@ class MemoryServers:
             return [], self.problems
         return [ToolSpec("shop__buy", "Buys.", '{"type":"object"}')], []
 
-    async def execute(self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool) -> ToolResult:
+    async def execute(
+        self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool, offered: int
+    ) -> ToolResult:
+        assert offered > 0
         self.calls.append((execution_id, attach_only))
         if self.refusal is not None:
             raise self.refusal

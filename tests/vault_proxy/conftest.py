@@ -97,11 +97,19 @@ class Proxy:
         return await self.harness.ListTools(pb.ListToolsRequest(refresh=refresh), metadata=((GRANT_KEY, grant),))
 
     async def execute(
-        self, grant: str, name: str, arguments: Any = None, execution_id: str | None = None, attach_only: bool = False
+        self,
+        grant: str,
+        name: str,
+        arguments: Any = None,
+        execution_id: str | None = None,
+        attach_only: bool = False,
+        offered: int = 0,
     ) -> ToolResult:
         """Calls a tool."""
         text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-        request = pb.ExecuteRequest(name=name, input=text, execution_id=execution_id, attach_only=attach_only)
+        request = pb.ExecuteRequest(
+            name=name, input=text, execution_id=execution_id, attach_only=attach_only, offered_position=offered
+        )
         return (await self.harness.Execute(request, metadata=((GRANT_KEY, grant),))).result
 
     async def watch(self, grant: str, execution_id: str, offset: int = 0) -> AsyncIterator[pb.WatchExecutionResponse]:

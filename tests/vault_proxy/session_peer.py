@@ -12,7 +12,7 @@ import grpc
 
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.config_pb2 import McpServer
-from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.event_pb2 import Event, ToolsOffered
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
 from services.kit.errors import Unauthenticated, Unavailable
@@ -30,6 +30,7 @@ class SessionPeer(SessionServiceServicer):
         self.vouchers: dict[str, tuple[str, str]] = {}  # voucher -> tenant and vault
         self.checks = 0
         self.vouched = 0
+        self.offers: dict[int, ToolsOffered] = {}  # by position, of any session
         self.issuer_key_file: Path | None = None  # of the OpenBao that trusts this peer
         self.events: list[tuple[str, Event]] = []
         self.emitted = asyncio.Event()
@@ -88,10 +89,12 @@ class SessionPeer(SessionServiceServicer):
         found = self.grants.get(shown[0]) if len(shown) == 1 else None
         if found is None:
             raise Unauthenticated("GRANT_INVALID", f"not this one: {shown}")
-        if not request.vault_access or self.issuer_key_file is None:
-            return found
         answer = pb.CheckGrantResponse()
         answer.CopyFrom(found)
+        if request.offered_position in self.offers:
+            answer.tools_offered.CopyFrom(self.offers[request.offered_position])
+        if not request.vault_access or self.issuer_key_file is None:
+            return answer
         holder = SessionPass(self.issuer_key_file, found.tenant, tuple(found.vault_ids), found.session_id, found.epoch)
         answer.vault_jwt = (await holder.voucher()).reveal()
         return answer

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 
 from handmesh.session.v1.config_pb2 import McpServer
-from handmesh.session.v1.event_pb2 import ToolsChanged
+from handmesh.session.v1.event_pb2 import ToolsChanged, ToolsOffered
+from services.harness.adapters import codec
+from services.harness.core import ToolSpec
 from services.vault_proxy.mcp import connections
 from tests.vault_proxy.conftest import Proxy, Start
 from tests.vault_proxy.strange_server import Reply, Request, StrangeServer, strange_server
@@ -105,3 +108,55 @@ async def test_a_server_that_says_so_is_asked_again(proxy: Proxy, strange: Stran
     assert proxy.peer.events[0][1].tools_changed == WHAT
     assert sum(each.rpc.get("method") == "tools/list" for each in strange.requests) == 2
     news.put_nowait(None)
+
+
+async def offer(proxy: Proxy, grant: str) -> ToolsOffered:
+    """Says what a harness writes into the log about the tools that it was told of."""
+    specs = [
+        ToolSpec(tool.name, tool.description, tool.input_schema_json, tool.idempotent, tool.read_only)
+        for tool in (await proxy.tools(grant)).tools
+    ]
+    return codec.offered(2, 2, "bank", specs).tools_offered
+
+
+async def test_a_change_across_a_restart_is_found_in_the_log(start: Start, strange: StrangeServer) -> None:
+    """Another process compares what it lists with the session's ToolsOffered, once: what changed is an event with the
+    same id whichever process finds it; where nothing changed there is none."""
+    odd = {"name": "ünsafe", "inputSchema": SCHEMA, "annotations": {"readOnlyHint": True}}
+    strange.tools.append(odd)
+    async with start() as before:
+        grant = before.peer.grant(McpServer(name="bank", url=strange.url))
+        before.peer.offers[7] = await offer(before, grant)
+        assert len(json.loads(before.peer.offers[7].tools_json)) == 3
+        await before.execute(grant, "bank__pay", {}, offered=7)
+    async with start() as same:
+        await same.execute(grant, "bank__pay", {}, offered=7)
+    change(strange)
+    strange.tools.append(odd)
+    for _ in range(2):
+        async with start() as after:
+            for _ in range(2):
+                await after.execute(grant, "bank__pay", {}, offered=7)
+    found = [event for _, event in after.peer.events if event.HasField("tools_changed")]
+    assert [each.tools_changed for each in found] == [WHAT, WHAT]
+    assert found[0].event_id == found[1].event_id
+
+
+async def test_an_offer_that_is_none_compares_nothing(start: Start, strange: StrangeServer) -> None:
+    """A position of something else, or of another server, costs the call nothing and tells nothing."""
+    async with start() as proxy:
+        grant = proxy.peer.grant(McpServer(name="bank", url=strange.url))
+        proxy.peer.offers[7] = ToolsOffered(hand="other", tools_json="[]", digest="x")
+        for position in (3, 7):
+            assert (await proxy.execute(grant, "bank__pay", {"text": "1"}, offered=position)).output == "you said 1"
+    assert [event for _, event in proxy.peer.events if event.HasField("tools_changed")] == []
+
+
+async def test_the_log_is_compared_once(start: Start, strange: StrangeServer) -> None:
+    """One question for a session and server, however many calls."""
+    async with start() as proxy:
+        grant = proxy.peer.grant(McpServer(name="bank", url=strange.url))
+        proxy.peer.offers[7] = await offer(proxy, grant)
+        for _ in range(5):
+            await proxy.execute(grant, "bank__pay", {}, offered=7)
+        assert proxy.peer.checks == 2

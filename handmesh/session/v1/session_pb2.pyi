@@ -1381,16 +1381,22 @@ class CheckGrantRequest(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     VAULT_ACCESS_FIELD_NUMBER: builtins.int
+    OFFERED_POSITION_FIELD_NUMBER: builtins.int
     vault_access: builtins.bool
     """Asks for `vault_jwt`, too. Only a vault proxy may."""
+    offered_position: builtins.int
+    """Asks for the `ToolsOffered` event at this position of the session's log,
+    too. Only a vault proxy may. 0 asks for none.
+    """
     def __init__(
         self,
         *,
         vault_access: builtins.bool = ...,
+        offered_position: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["vault_access", b"vault_access"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["offered_position", b"offered_position", "vault_access", b"vault_access"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1409,6 +1415,7 @@ class CheckGrantResponse(message.Message):
     GIT_RULES_FIELD_NUMBER: builtins.int
     CACHE_TIME_FIELD_NUMBER: builtins.int
     VAULT_JWT_FIELD_NUMBER: builtins.int
+    TOOLS_OFFERED_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session that it is for."""
     tenant: builtins.str
@@ -1439,6 +1446,10 @@ class CheckGrantResponse(message.Message):
     def cache_time(self) -> duration_pb2.Duration:
         """How long this answer may be kept, if revocations are watched."""
 
+    @builtins.property
+    def tools_offered(self) -> event_pb2.ToolsOffered:
+        """The event at `offered_position`, if it is a `ToolsOffered`."""
+
     def __init__(
         self,
         *,
@@ -1451,10 +1462,11 @@ class CheckGrantResponse(message.Message):
         git_rules: abc.Iterable[GitRule] | None = ...,
         cache_time: duration_pb2.Duration | None = ...,
         vault_jwt: builtins.str = ...,
+        tools_offered: event_pb2.ToolsOffered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "expire_time", b"expire_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "expire_time", b"expire_time", "tools_offered", b"tools_offered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "epoch", b"epoch", "expire_time", b"expire_time", "git_rules", b"git_rules", "mcp_servers", b"mcp_servers", "session_id", b"session_id", "tenant", b"tenant", "vault_ids", b"vault_ids", "vault_jwt", b"vault_jwt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "epoch", b"epoch", "expire_time", b"expire_time", "git_rules", b"git_rules", "mcp_servers", b"mcp_servers", "session_id", b"session_id", "tenant", b"tenant", "tools_offered", b"tools_offered", "vault_ids", b"vault_ids", "vault_jwt", b"vault_jwt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

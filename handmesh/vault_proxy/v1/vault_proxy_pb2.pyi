@@ -166,6 +166,7 @@ class ExecuteRequest(message.Message):
     INPUT_FIELD_NUMBER: builtins.int
     EXECUTION_ID_FIELD_NUMBER: builtins.int
     ATTACH_ONLY_FIELD_NUMBER: builtins.int
+    OFFERED_POSITION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The tool, as `ListTools` names it: `server__tool`."""
     input: builtins.str
@@ -179,6 +180,11 @@ class ExecuteRequest(message.Message):
     """Only waits for an execution that this service knows, on whichever replica;
     starts none.
     """
+    offered_position: builtins.int
+    """Position of the `ToolsOffered` event by which the model knows the tool. Once
+    for a session and server, what the server lists now is compared with it: a
+    difference is a `ToolsChanged` event. 0 compares nothing.
+    """
     def __init__(
         self,
         *,
@@ -186,10 +192,11 @@ class ExecuteRequest(message.Message):
         input: builtins.str = ...,
         execution_id: builtins.str | None = ...,
         attach_only: builtins.bool = ...,
+        offered_position: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_execution_id", b"_execution_id", "execution_id", b"execution_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_execution_id", b"_execution_id", "attach_only", b"attach_only", "execution_id", b"execution_id", "input", b"input", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_execution_id", b"_execution_id", "attach_only", b"attach_only", "execution_id", b"execution_id", "input", b"input", "name", b"name", "offered_position", b"offered_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__execution_id: _TypeAlias = typing.Literal["execution_id"]  # noqa: Y015
     _WhichOneofArgType__execution_id: _TypeAlias = typing.Literal["_execution_id", b"_execution_id"]  # noqa: Y015
@@ -1210,7 +1217,9 @@ class ListCredentialsResponse(message.Message):
     CREDENTIALS_FIELD_NUMBER: builtins.int
     @builtins.property
     def credentials(self) -> containers.RepeatedCompositeFieldContainer[Credential]:
-        """The credentials, oldest first."""
+        """The credentials, oldest first. Those that were made within one millisecond
+        are in no order among themselves, but always in the same.
+        """
 
     def __init__(
         self,

@@ -38,9 +38,13 @@ class RemoteServers:
         ]
         return tools, [(it.server, it.tool, it.reason, it.message) for it in answer.problems]
 
-    async def execute(self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool) -> ToolResult:
+    async def execute(
+        self, grant: str, tool: str, input: str, execution_id: str, attach_only: bool, offered: int
+    ) -> ToolResult:
         """Runs a tool and waits."""
-        request = pb.ExecuteRequest(name=tool, input=input, execution_id=execution_id, attach_only=attach_only)
+        request = pb.ExecuteRequest(
+            name=tool, input=input, execution_id=execution_id, attach_only=attach_only, offered_position=offered
+        )
         try:
             return result_of((await self._stub.Execute(request, metadata=_shown(grant))).result)
         except grpc.aio.AioRpcError as error:

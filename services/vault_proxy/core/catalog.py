@@ -83,11 +83,27 @@ class Change:
 def prints_of(catalog: Catalog) -> dict[str, str]:
     """Returns a hash of what the model is told of each tool, by its name."""
     return {
-        tool.name: hashlib.sha256(
-            json.dumps([tool.description, tool.input_schema_json, tool.idempotent, tool.read_only]).encode()
-        ).hexdigest()[:PRINT_CHARACTERS]
+        tool.name: _print(tool.description, json.loads(tool.input_schema_json), tool.idempotent, tool.read_only)
         for tool in catalog.tools
     }
+
+
+def prints_of_offer(tools_json: str) -> dict[str, str]:
+    """Returns the same of what a session's log says was offered: the `tools_json` of a ToolsOffered."""
+    return {
+        tool["name"]: _print(
+            tool.get("description", ""),
+            tool["input_schema"],
+            tool.get("idempotent", False),
+            tool.get("read_only", False),
+        )
+        for tool in json.loads(tools_json)
+    }
+
+
+def _print(description: str, schema: Any, idempotent: bool, read_only: bool) -> str:
+    said = json.dumps([description, schema, idempotent, read_only])
+    return hashlib.sha256(said.encode()).hexdigest()[:PRINT_CHARACTERS]
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> Change | None:

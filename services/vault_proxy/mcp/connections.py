@@ -24,6 +24,7 @@ from services.vault_proxy.core.scrub import NoScrubber, Scrubber
 from services.vault_proxy.grants import Access, Server
 from services.vault_proxy.mcp.held import Held
 from services.vault_proxy.mcp.problems import CredentialRefused, ServerLost, SessionLost
+from services.vault_proxy.pins import Pins
 from services.vault_proxy.unwound import unwound
 from services.vault_proxy.wallet import Usable, Wallet
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 CREDENTIAL_SECONDS = 30.0  # how long a credential is used before it is looked up again
 MOST_CONNECTIONS = 2_000
 MOST_LOST = 6  # sessions for one call: of calls at once, half find another replica of a server that does not share them
-MOST_PINS = 10_000  # of sessions and servers; a change of one that is forgotten is not noticed
 SWEEP_SECONDS = 5.0  # so an unused credential is dropped this much before it is CREDENTIAL_SECONDS old
 CLOSE_SECONDS = 1.0
 
@@ -62,14 +62,14 @@ class Use:
 class Connections:
     """Lists and calls tools for sessions."""
 
-    def __init__(self, wallet: Wallet, limits: Limits, allowed: Allowed, ca_file: Path | None) -> None:
+    def __init__(self, wallet: Wallet, pins: Pins, limits: Limits, allowed: Allowed, ca_file: Path | None) -> None:
         self._wallet = wallet
         self._limits = limits
         self._allowed = allowed
         self._ca_file = ca_file
         self._outbound: Outbound | None = None
         self._held: dict[tuple[str, str], Held] = {}
-        self._pins: dict[tuple[str, str], dict[str, str]] = {}  # what was listed last; the oldest first
+        self._pins = pins
         self._hosts: set[asyncio.Task[None]] = set()
 
     async def tools(self, access: Access, server: Server, use: Use, refresh: bool = False) -> Catalog:
@@ -98,16 +98,8 @@ class Connections:
             scrubber = _scrubber(use.credential)
             held.catalog = catalog.build(server.name, scrubber.value(raw))
             self.tell(scrubber, access, server, use)
-            use.change = self._pin((access.session_id, server.name), catalog.prints_of(held.catalog))
+            use.change = self._pins.take((access.session_id, server.name), catalog.prints_of(held.catalog))
         return held.catalog
-
-    def _pin(self, key: tuple[str, str], prints: dict[str, str]) -> catalog.Change | None:
-        """Remembers what a server offers to a session, for as long as the session is known. Returns what changed."""
-        before = self._pins.pop(key, None)
-        self._pins[key] = prints
-        while len(self._pins) > MOST_PINS:
-            del self._pins[next(iter(self._pins))]
-        return None if before is None else catalog.difference(before, prints)
 
     async def call(
         self, access: Access, server: Server, tool: str, arguments: dict[str, Any], use: Use, say: Say
@@ -247,8 +239,7 @@ class Connections:
             held = self._held.pop(key)
             held.disconnect()
             asyncio.get_running_loop().call_later(CLOSE_SECONDS, held.forget)  # the server may be told of the end
-        for key in [key for key in self._pins if key[0] == session_id]:
-            del self._pins[key]
+        self._pins.drop(session_id)
 
     def _sweep(self, idle_seconds: float) -> None:
         now = time.monotonic()

@@ -174,7 +174,7 @@ class Calls:
         self._sent.add(run.call.id)
         again = not (first or run.spec.idempotent or run.spec.read_only)
         return await self._ports.servers.execute(
-            self._journal.grant, run.tool, run.call.input, run.call.id, attach_only=again
+            self._journal.grant, run.tool, run.call.input, run.call.id, again, self._state().offers[run.hand].position
         )
 
     async def _lost(self, run: RunCall, problem: ServiceError) -> ToolResult:
