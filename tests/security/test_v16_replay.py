@@ -125,14 +125,14 @@ async def test_a_grant_ends_with_its_session(ground: Ground) -> None:
 async def test_what_runs_is_cut_with_its_session(ground: Ground) -> None:
     """A call that lasts, and a stream that watches it, end when the session does; its connections to servers close."""
     config = SessionConfig(mcp_servers=ground.servers, vault_ids=[ground.vault_id])
-    asked = len(ground.strange.calls())
+    waits = len(ground.shop.calls("wait"))
     session = await ground.me.client.create_session(config, "wait")
     grant = call = ""
     async for event in session.watch():
         if event.HasField("tool_started"):
             grant, call = ground.grant_of(session.id), event.tool_started.tool_use_id
             break
-    while len(ground.strange.calls()) == asked:  # it was said before it was asked for
+    while len(await asyncio.to_thread(ground.shop.calls, "wait")) == waits:  # it is said before it is asked for
         await asyncio.sleep(0.01)
     async with ground.as_service("harness", "vault_proxy") as channel:
         stub = VaultProxyServiceStub(channel)

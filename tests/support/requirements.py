@@ -1,11 +1,13 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `e2e`, `live`) on a test or module is enough: `tests/conftest.py`
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `e2e`,
+`live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
 import functools
 import os
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -56,6 +58,8 @@ def lack_of(marker: str) -> str | None:
         case "peers":
             there = (PEERS / "installed").exists() and (PEERS / "node_modules" / "oidc-provider").exists()
             return None if there else "MCP servers and an OAuth server of others are missing. Get them with: make peers"
+        case "lfs":
+            return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "live":
             return None if os.environ.get("ANTHROPIC_API_KEY") and not in_ci() else "needs a real ANTHROPIC_API_KEY"
         case _:

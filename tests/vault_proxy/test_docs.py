@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from handmesh.launcher.vault_operator import POLICY, session_policy, session_role
+from services.session import vouchers
 from services.vault_proxy import credentials, executions
-from services.vault_proxy.core import answer, catalog
+from services.vault_proxy.connecting import accounts, discovery, pending
+from services.vault_proxy.core import answer, catalog, metadata
 from services.vault_proxy.mcp import connections
 
 POLICIES = Path(__file__).parents[2] / "docs" / "vault"
@@ -31,6 +33,10 @@ def test_the_limits_are_the_codes() -> None:
         f"remembered results | {executions.MOST_KEPT:,}, and {executions.KEPT_BYTES // 2**20} MiB |",
         f"credentials of a vault | {credentials.MOST_CREDENTIALS} ",
         f"connections | {connections.MOST_CONNECTIONS:,} ",
+        f"connected | {pending.MOST_PENDING:,} of a tenant, {pending.LIFETIME_SECONDS / 60:g} minutes each |",
+        f"is connected | {accounts.START_SECONDS:g} s, {discovery.ASK_SECONDS:g} s for a question, "
+        f"{metadata.DOCUMENT_BYTES // 1024} KiB",
+        f"a voucher | {vouchers.LIFETIME_SECONDS} s, once |",
         f"for at most {connections.CREDENTIAL_SECONDS:g} seconds",
     ):
         assert said in PAGE, said

@@ -16,6 +16,7 @@ import ssl
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from services.kit.identity import URI_PREFIX
 from services.kit.logs import Log
@@ -39,14 +40,14 @@ class Listener:
         self._tickets = tickets
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._visits: defaultdict[str, set[asyncio.Task[None]]] = defaultdict(set)
+        self._visits: defaultdict[str, set[asyncio.Task[Any]]] = defaultdict(set)
         self.address = ""  # where it listens, once it does
 
     async def start(self, listen: str, tls_dir: Path) -> None:
         """Listens at `host:port`; port 0 becomes any free one."""
         host, _, port = listen.rpartition(":")
         self._server = await asyncio.start_server(
-            self._connected,
+            self._accept,
             host.strip("[]"),
             int(port),
             limit=BUFFER_BYTES,
@@ -75,21 +76,23 @@ class Listener:
         if self._connections:
             await asyncio.wait(tuple(self._connections))
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: asyncio's streams would log each that is cut as an error (Python 3.11).
+        task = asyncio.create_task(self._connected(reader, writer), name="door")
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             ticket = await self._admitted(reader, writer)
             if ticket is not None:
-                await self._visited(ticket, task, reader, writer)
+                await self._visited(ticket, reader, writer)
                 writer.close()
         except ConnectionError:
             pass  # one of the two has gone
         except Exception:
             _log.error("a door broke", exc_info=True)
         finally:
-            self._connections.discard(task)
             if not writer.is_closing():
                 writer.transport.abort()
 
@@ -106,9 +109,9 @@ class Listener:
             return None
         return self._tickets.redeem(preface[:-1].decode("ascii", "replace"))
 
-    async def _visited(
-        self, ticket: Ticket, task: asyncio.Task[None], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _visited(self, ticket: Ticket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         session_id = ticket.visit.access.session_id
         self._visits[session_id].add(task)
         try:

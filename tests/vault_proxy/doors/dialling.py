@@ -26,10 +26,12 @@ async def forwarder(ticket: Ticket, tls: Path) -> AsyncIterator[int]:
     """Listens on a loopback port, and brings each connection to the listener with a ticket of its own."""
     running: set[asyncio.Task[None]] = set()
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(connected(reader, writer))
         running.add(task)
+        task.add_done_callback(running.discard)
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             text, address = await ticket()
             inner_reader, inner_writer = await dial(address, tls, text)
@@ -42,9 +44,8 @@ async def forwarder(ticket: Ticket, tls: Path) -> AsyncIterator[int]:
             pass
         finally:
             writer.close()
-            running.discard(task)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

@@ -84,6 +84,17 @@ async def test_an_allowed_host_is_reached_and_another_one_is_not(world: World) -
     assert world.names.asked == [HOST] and len(server.requests) == 1
 
 
+async def test_plain_http_obeys_the_same_rules(world: World) -> None:
+    """By its URL, whatever the Host header says."""
+    server, port = await world.host(None, answer=lambda request: says("never"))
+    for url in (f"http://evil.example:{port}/", "http://evil.example/", f"http://{HOST}/"):
+        answer = await world.raw(f"GET {url} HTTP/1.1\r\nHost: {HOST}:{port}\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 403 ") and b"HOST_DENIED" in answer
+    refused = [f"evil.example:{port}", "evil.example:80", f"{HOST}:80"]
+    assert world.refused() == [(target, "HOST_DENIED") for target in refused]
+    assert server.connections == 0 and world.names.asked == []
+
+
 async def test_plain_http_is_sent_on(world: World) -> None:
     """By curl: the host gets the path, its own Host header, and none of the proxy's headers."""
     server, port = await world.host(None, answer=lambda request: says(f"got {len(request.body)}"))

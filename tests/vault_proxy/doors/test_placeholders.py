@@ -142,8 +142,9 @@ async def test_a_placeholder_in_a_body_is_written_as_the_format_wants_it(world: 
 
 @pytest.mark.parametrize(("places", "header", "body"), [("headers", True, False), ("bodies", False, True)])
 async def test_it_is_replaced_in_its_places_only(world: World, places: str, header: bool, body: bool) -> None:
-    """A credential for headers is not put into a body, and the other way round."""
+    """A credential for headers is not put into a body, and the other way round; another one's places do not count."""
     server, port = await world.host(answer=fine)
+    await world.credential("other-canary", variable="OTHER", places="headers bodies")
     stands = world.placeholder(await world.credential("plain-canary", places=places))
     await world.curl("-H", f"X-Key: {stands}", "-d", f"key={stands}", f"https://{HOST}:{port}/")
     [request] = server.requests
