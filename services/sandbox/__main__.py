@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
 
 import grpc
@@ -33,12 +34,14 @@ from services.sandbox.settings import Settings
 from services.sandbox.vault_proxy import VaultProxyClient
 
 TIDY_SECONDS = 30.0
+DESCRIPTORS = 1 << 16
 
 _log = Log("services.sandbox")
 
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM. The sandboxes that are somebody's stay, for the service that comes after."""
+    _raise_descriptors()
     try:
         known = environments.load(settings.environments_file, backends.keys())
     except environments.EnvironmentsError as problems:
@@ -57,7 +60,12 @@ async def run(settings: Settings) -> None:
     passes = Passes()
     vault_channel, vault = _vault(settings)
     sandboxes = Sandboxes(
-        hands, known, pools, resources, planting=Planting(seeds), doorman=Doorman(known, vault, passes)
+        hands,
+        known,
+        pools,
+        resources,
+        planting=Planting(seeds),
+        doorman=Doorman(known, vault, passes, settings.door_connections),
     )
     grants = Grants(SessionServiceStub(channel), passes.void) if channel else None
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
@@ -79,6 +87,14 @@ async def run(settings: Settings) -> None:
         for each in (channel, vault_channel):
             if each is not None:
                 await each.close()
+
+
+def _raise_descriptors() -> None:
+    """Lets this process have more descriptors than the usual 1024: each sandbox may take some for its doors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _vault(settings: Settings) -> tuple[grpc.aio.Channel | None, VaultProxyClient | None]:
