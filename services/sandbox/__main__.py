@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import sys
+from collections.abc import Sequence
 
 import grpc
 
@@ -59,14 +60,8 @@ async def run(settings: Settings) -> None:
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
     passes = Passes()
     vault_channel, vault = _vault(settings)
-    sandboxes = Sandboxes(
-        hands,
-        known,
-        pools,
-        resources,
-        planting=Planting(seeds),
-        doorman=Doorman(known, vault, passes, settings.door_connections),
-    )
+    doorman = Doorman(known, vault, passes, settings.door_connections)
+    sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds), doorman=doorman)
     grants = Grants(SessionServiceStub(channel), passes.void) if channel else None
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
@@ -78,15 +73,18 @@ async def run(settings: Settings) -> None:
     try:
         await until_signal()
     finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await _cancelled(background)
         await asyncio.gather(server.stop(), pools.drain())
         await sandboxes.close()
         await hands.close()
-        for each in (channel, vault_channel):
-            if each is not None:
-                await each.close()
+        for each in filter(None, (channel, vault_channel)):
+            await each.close()
+
+
+async def _cancelled(background: Sequence[asyncio.Task[None]]) -> None:
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
 
 
 def _raise_descriptors() -> None:
