@@ -38,7 +38,7 @@ def now() -> str:
 def account_flow(settings: Settings, store: CredentialStore, vaults: Vaults) -> Connecting:
     """Makes what connects accounts, when it is needed."""
     reach = settings.outbound_allow, settings.outbound_ca_file
-    document = settings.oauth_client_url
+    document = settings.oauth_client_url or ""
     return Connecting(lambda accounts: accounts(store, vaults, time.time, *reach, document))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import sys
@@ -54,6 +55,7 @@ async def test_git(world: World) -> None:
     assert server.requests[0].headers["x-key"] == "canary-of-clients"
 
 
+@functools.cache  # it says when it was made
 def wheel() -> bytes:
     """Returns the smallest package that pip takes."""
     data, info = io.BytesIO(), "probe-1.0.dist-info"
