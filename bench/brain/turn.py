@@ -3,6 +3,9 @@
 Calls are counted where they arrive, in each of the four services, the client's own among them. The tool's time is
 that of the same command run by `bash -c` on this machine. The model's is what its SDK alone takes for as many answers,
 asked in between; what is left when only the time at the model is taken away is printed beside it.
+
+A warm turn is the next one of a session that its harness still keeps. A woken one is of a session that it has let go
+of: it is offered and taken up anew. Both have the same bounds.
 """
 
 from __future__ import annotations
@@ -60,30 +63,37 @@ class Measured:
 async def measure(size: str) -> AsyncIterator[Any]:
     """Has turns one after the other."""
     tool = _tool()
+    warm, first, woken = Measured(), Measured(), Measured()
     with tempfile.TemporaryDirectory(prefix="handmesh-bench-") as folder:
         file = Path(folder) / "calls"
         async with start(counted=file) as world:
-            warm, first = Measured(), Measured()
-            for number in range(WARM_UP):
-                await world.turn(await world.session(), Plan(COMMAND, number=number))
-            watch = await world.session()
-            for number in telling("warm turns", range(WARM_UP + TURNS[size])):
-                await _turn(world, watch, 1_000 + number, file, warm if number >= WARM_UP else Measured(), tool)
+            await _turns(world, "warm", size, file, warm, tool)
             for number in telling("first turns", range(FIRST_TURNS[size])):
                 await _turn(world, None, 5_000 + number, file, first, tool)
             async with echo(world) as called:
                 echo_ms = p50(await timed(called, 100))
             fsync_ms = p50(fsync(Path(folder), 50))
-    for figure in warm.figures("warm", WARM_CALLS) + first.figures("first", FIRST_CALLS):
+    with tempfile.TemporaryDirectory(prefix="handmesh-bench-") as folder:
+        file = Path(folder) / "calls"
+        async with start(counted=file, linger="0") as world:
+            await _turns(world, "woken", size, file, woken, tool)
+    kinds = (("warm", warm, WARM_CALLS), ("woken", woken, WARM_CALLS), ("first", first, FIRST_CALLS))
+    for figure in [figure for kind, of, bound in kinds for figure in of.figures(kind, bound)]:
         yield figure
-    beside = {
-        "with_the_sdk_ms": round(p50(warm.with_sdk), 2),
-        "tool_ms": round(tool, 2),
-        "echo_ms": round(echo_ms, 3),
-        "fsync_ms": round(fsync_ms, 3),
-    }
-    yield Figure("time of the mesh in a warm turn with one tool", "ms", tuple(warm.mesh), MESH_MS, more=beside)
+    beside = {"tool_ms": round(tool, 2), "echo_ms": round(echo_ms, 3), "fsync_ms": round(fsync_ms, 3)}
+    for kind, of, _ in kinds[:2]:
+        more = {"with_the_sdk_ms": round(p50(of.with_sdk), 2), **beside}
+        yield Figure(f"time of the mesh in a {kind} turn with one tool", "ms", tuple(of.mesh), MESH_MS, more=more)
     yield Shown("time of the mesh in a first turn with one tool", {"p50_ms": round(p50(first.mesh), 2)})
+
+
+async def _turns(world: World, kind: str, size: str, file: Path, into: Measured, tool: float) -> None:
+    """Has turns of one session, the first few of which do not count."""
+    for number in range(WARM_UP):
+        await world.turn(await world.session(), Plan(COMMAND, number=number))
+    watch = await world.session()
+    for number in telling(f"{kind} turns", range(WARM_UP + TURNS[size])):
+        await _turn(world, watch, 1_000 + number, file, into if number >= WARM_UP else Measured(), tool)
 
 
 async def _turn(world: World, watch: Watch | None, number: int, file: Path, into: Measured, tool: float) -> None:

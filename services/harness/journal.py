@@ -96,13 +96,8 @@ class Journal:
 
     async def take_up(self, event: Event) -> None:
         """Emits `HarnessWoke` at the log's end as it was read. Raises Conflict when the log has moved on."""
-        emitting = asyncio.create_task(self.log.emit([event], 0, self.head), name="take up")
-        try:
-            await asyncio.sleep(0)  # it leaves before anything else is begun: the reply waits for it
-            self._start_reading()
-            appended = await emitting
-        finally:
-            emitting.cancel()
+        appended = await self.log.emit([event], 0, self.head)
+        self._start_reading()  # not before: the request to the model leaves meanwhile
         self.epoch, self.grant = appended.first_position, appended.grant
         failpoints.hit("harness.woke")
         await self._applied([event], appended)
@@ -193,6 +188,7 @@ class Journal:
 
     async def wait(self, beyond: int) -> None:
         """Waits until a position beyond this one was read. Raises what stopped the reading."""
+        self._start_reading()
         assert self._reader is not None
         while self.head <= beyond:
             self.check()

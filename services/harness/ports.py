@@ -38,8 +38,8 @@ class Previews(Protocol):
     def show(self, preview: Preview) -> None:
         """Takes one piece; returns at once."""
 
-    def hurry(self) -> None:
-        """Sends what is left without waiting for more: the event itself comes now. What it overtakes is dropped."""
+    def drop(self) -> None:
+        """Drops what is not on its way: the event itself comes now, and says all of it."""
 
     async def flush(self) -> None:
         """Sends what is left without waiting for more. On return it is on its way."""

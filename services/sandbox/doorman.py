@@ -72,7 +72,7 @@ class Doorman:
     async def keep(self, hand: Hand, info: SandboxInfo, repositories: Callable[[], bool]) -> None:
         """Opens the doors of a sandbox again after a restart of this service, or those that it could not be given."""
         sandbox_id = info.labels.sandbox_id
-        if self._vault is None or self._is_settled(sandbox_id) or self._passes.of(info.labels.session_id) is None:
+        if self._vault is None or self._is_settled(sandbox_id) or not self.speaks_for(info.labels.session_id):
             return
         if time.monotonic() < self._again.get(sandbox_id, 0.0):
             return
@@ -132,10 +132,14 @@ class Doorman:
             raise Unavailable("GRANT_INVALID", "the session's harness has not called this service since it started")
         return await vault.connect(grant, info.labels.sandbox_id, door, self._network(info))
 
+    def speaks_for(self, session_id: str) -> bool:
+        """Says whether the doors of a session's sandboxes lead anywhere now."""
+        return self._vault is not None and self._passes.of(session_id) is not None
+
     def gate(self, info: SandboxInfo) -> doors_gate.Gate | None:
         """Returns the way to a session's repositories for git outside of sandboxes. None when there is none."""
         vault = self._vault
-        if vault is None or self._passes.of(info.labels.session_id) is None:
+        if vault is None or not self.speaks_for(info.labels.session_id):
             return None
 
         @asynccontextmanager

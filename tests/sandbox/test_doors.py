@@ -300,9 +300,10 @@ async def test_no_clone_is_given_past_a_credential(world: World) -> None:
     world.git.password = TOKEN
     world.note("of-git")
     await world.provision("shut", Repository(APP, world.url()))
-    before = len(world.git.requests)
+    before, world.git.refused = len(world.git.requests), 0
     await world.provision("shut", Repository(APP, world.url(), world.upstream.first))
-    assert len(world.git.requests) > before  # asked again, through this session's door
+    assert len(world.git.requests) > before  # asked again, through this session's door,
+    assert world.git.refused == 0  # and not in public
     world.fake.doors[pb.DOOR_KIND_GIT] = git_door(world.git, "another token")
     for ref in ("", world.upstream.first):
         with pytest.raises(Unavailable) as error:

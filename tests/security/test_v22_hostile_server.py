@@ -295,7 +295,7 @@ async def test_no_template_places_the_secret(pair: Pair) -> None:
     assert {request.headers.get("authorization") for request in sent} == {"Bearer the-secret-itself"}
     assert {name for request in sent for name in request.headers if "token" in name} == set()
     fields: Any = pb.ExecuteRequest.DESCRIPTOR.fields
-    assert {field.name for field in fields} == {"name", "input", "execution_id", "attach_only"}
+    assert {field.name for field in fields} == {"name", "input", "execution_id", "attach_only", "offered_position"}
 
 
 async def test_one_server_s_error_is_not_anothers(pair: Pair) -> None:

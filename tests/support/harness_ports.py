@@ -139,7 +139,7 @@ class MemoryLog:
     def show(self, preview: Preview) -> None:
         self.shown.append(preview)
 
-    def hurry(self) -> None:
+    def drop(self) -> None:
         pass
 
     async def flush(self) -> None:

@@ -158,9 +158,10 @@ class PreviewStream:
         self._sent.clear()
         self._news.set()
 
-    def hurry(self) -> None:
-        """Sends what is left without waiting for more."""
-        self._flushed.set()
+    def drop(self) -> None:
+        """Drops what is not on its way."""
+        self._pieces.clear()
+        self._sent.set()
 
     async def flush(self) -> None:
         """Sends what is left, and waits until it is on its way."""

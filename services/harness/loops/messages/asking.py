@@ -117,7 +117,7 @@ class Asking:
             beginning.cancel()
             showing.discard()
             raise
-        showing.hurry()
+        showing.drop()
         return answer
 
     async def _begin(self, showing: Showing, read: int) -> None:

@@ -37,7 +37,7 @@ class Showing:
         if self._previews is not None and self._offsets:
             self._previews.show(Preview(event_id=self._event_id, discarded=True))
 
-    def hurry(self) -> None:
-        """Sends what is left: the event comes."""
+    def drop(self) -> None:
+        """Drops what is left: the event comes."""
         if self._previews is not None:
-            self._previews.hurry()
+            self._previews.drop()
