@@ -207,8 +207,11 @@ async def test_a_tool_that_went_away_holds_nothing(world: World, monkeypatch: py
         await ended.wait()
 
 
-async def test_idle_connections_of_one_sandbox_are_bounded_and_nobody_elses(world: World) -> None:
+async def test_idle_connections_of_one_sandbox_are_bounded_and_nobody_elses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hundreds that say nothing leave the others' doors, and this sandbox's tools, as they were."""
+    monkeypatch.setattr("services.sandbox.doors_relay.LINGER_SECONDS", 0.05)
     world.fake.doors[pb.DOOR_KIND_EGRESS] = answering("come in", [])
     world.note()
     busy, other = await world.provision("open"), await world.provision("open")
