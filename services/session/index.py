@@ -99,7 +99,7 @@ class Index:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._shown: OrderedDict[str, tuple[int, bool]] = OrderedDict()  # what was written last, or is about to be
+        self._shown: OrderedDict[str, tuple[int, bool, int]] = OrderedDict()  # written last, or about to be
         self._behind: dict[str, Row] = {}  # by key
         self._flushing: asyncio.Task[None] | None = None
 
@@ -137,7 +137,8 @@ class Index:
 
     def note(self, session_id: str, state: WriteState) -> None:
         """Takes what a log says by now; it is written soon, if that changes the entry."""
-        shown = (int(status(state)), state.archived)
+        # The last input is part of it: another replica may have written the end of the turn before meanwhile.
+        shown = (int(status(state)), state.archived, state.last_input)
         if self._shown.get(session_id) == shown:
             return
         self._shown[session_id] = shown

@@ -74,7 +74,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             tools.end_session(session_id)
             doors.end_session(session_id)
 
-    grants = Grants(session, revoked, vouched=True)
+    grants = Grants(session, revoked, vouched=True, resumed=doors.doubt)
     server = serving.Server(settings)
     servicer = VaultProxy(grants, tools, vaults, doors.reception, connecting, validation)
     add_VaultProxyServiceServicer_to_server(servicer, server.grpc)

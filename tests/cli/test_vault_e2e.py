@@ -114,9 +114,11 @@ def test_an_account_from_the_browser_to_its_end(mesh: dict[str, str]) -> None:
         line = [sys.executable, "-m", "handmesh.cli", "vault", "connect", url, "--no-browser", "--json"]
         with subprocess.Popen(line, env=mesh, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as connecting:
             assert connecting.stderr is not None
-            place = next((each for each in connecting.stderr if re.match(r"http\S+/authorize\?", each)), "")
-            assert place, connecting.wait(MOST_SECONDS)
-            back = browse(place.strip())
+            told: list[str] = []
+            while not (told and re.match(r"http\S+/authorize\?", told[-1])):
+                told.append(connecting.stderr.readline())
+                assert told[-1], told
+            back = browse(told[-1].strip())
             redirect_uri = oauth.pages[0]["redirect_uri"]
             assert come_back(redirect_uri, {**back, "state": "x"}) == 404
             assert come_back(redirect_uri, back) == 200

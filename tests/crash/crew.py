@@ -168,6 +168,7 @@ async def crew(directory: Path) -> AsyncIterator[Crew]:
     armed = {service: {"HANDMESH_FAILPOINTS": str(failpoints)} for service in SERVICES}
     armed["vault_proxy"]["HANDMESH_OUTBOUND_ALLOW"] = HOST
     armed["harness"]["HANDMESH_MODEL_PRELOAD"] = "1"  # what is killed loads it again beside the next cell
+    armed["harness"]["HANDMESH_LINGER_SECONDS"] = "0.2"  # some turns find the session kept, and claims end in time
     data = directory / "mesh"
     settings = MeshSettings(
         data, Scripted(SCRIPT), os.environ, Ports.free(), environments_file=ENVIRONMENTS, extra=armed

@@ -114,7 +114,7 @@ async def test_an_old_brain_does_nothing(crew: Crew) -> None:
         old: Brain = await take_up(session_id)
         sandbox = (await old.hands.provision(session_id, "main", SPEC, 1, old.under)).sandbox_id
         assert await old.run(sandbox, "echo one >> runs; cat runs", "one") == "one"
-        await old.servers.execute(old.under.grant, "shop__add_note", f'{{"text": "old {session_id}"}}', "note", False)
+        await old.servers.execute(old.under.grant, "shop__add_note", f'{{"text": "old {session_id}"}}', "note", False, 0)
 
         new: Brain = await take_up(session_id)
         await heard(old, sandbox)
@@ -125,13 +125,13 @@ async def test_an_old_brain_does_nothing(crew: Crew) -> None:
         await refused(old.hands.cancel(sandbox, "three", old.under), "EPOCH_STALE", "GRANT_INVALID")
         await refused(old.hands.provision(session_id, "main", SPEC, 2, old.under), "EPOCH_STALE", "GRANT_INVALID")
         note = f'{{"text": "late {session_id}"}}'
-        await refused(old.servers.execute(old.under.grant, "shop__add_note", note, "late", False), "GRANT_INVALID")
+        await refused(old.servers.execute(old.under.grant, "shop__add_note", note, "late", False, 0), "GRANT_INVALID")
 
         assert await new.run(sandbox, "cat runs", "three") == "one"
         known = {it.execution_id for it in await crew.client.executions(sandbox)}
         assert {"one", "three"} <= known and "two" not in known
         assert [it.sandbox_id for it in await crew.client.sandboxes(session_id)] == [sandbox]
-        said = (await new.servers.execute(new.under.grant, "shop__list_notes", "{}", "list", False)).output
+        said = (await new.servers.execute(new.under.grant, "shop__list_notes", "{}", "list", False, 0)).output
         assert f"old {session_id}" in said and f"late {session_id}" not in said
 
 

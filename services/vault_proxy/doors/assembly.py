@@ -57,7 +57,12 @@ class Doors:
 
     def behind(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """Returns what runs for as long as the service does."""
-        return self._refusals.tell_on(), self._uses.keep_turning(), self._purse.keep_tidy()
+        looking = self._listener.keep_looking()
+        return self._refusals.tell_on(), self._uses.keep_turning(), self._purse.keep_tidy(), looking
+
+    def doubt(self) -> None:
+        """Has all connections looked at: revocations may have been missed."""
+        self._listener.doubt()
 
     def changed(self, credential_id: str) -> None:
         """Forgets a credential that was replaced or purged."""
