@@ -305,8 +305,9 @@ def _person(stack: AsyncExitStack, ports: Ports, key: str, tenant: str) -> Perso
 
 
 async def _release(ground: Ground) -> None:
-    for sandbox in await ground.me.client.sandboxes():
-        await ground.me.client.release(sandbox.sandbox_id)
+    for person in (ground.me, ground.neighbour):
+        for sandbox in await person.client.sandboxes():
+            await person.client.release(sandbox.sandbox_id)
 
 
 async def _start_model(stack: AsyncExitStack, mesh: Mesh, folder: Path, address: str) -> None:
