@@ -19,7 +19,7 @@ from services.vault_proxy.core.authorizing import Attempt, Client, attempt_of
 from services.vault_proxy.core.metadata import Challenge
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.stores.memory import MemoryStore
-from tests.vault_proxy.test_connecting_attacks import jwt
+from tests.vault_proxy.connecting import jwt
 
 URL = "https://mcp.example/a/mcp"
 

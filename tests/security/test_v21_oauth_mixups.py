@@ -1,9 +1,7 @@
-"""Connecting an account when the servers lie (V19, V21): each lie is refused by name, and without it all goes well."""
+"""V21, and V19 while an account is connected: servers that lie are refused by name; without the lie all goes well."""
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,7 +11,7 @@ from services.kit.errors import Denied, Refused, Unavailable
 from tests.support.oauth import oauth_server
 from tests.support.oauth_codes import CodeServer
 from tests.vault_proxy.conftest import Start
-from tests.vault_proxy.connecting import REDIRECT, RESOURCE_METADATA, World, failure, world_of
+from tests.vault_proxy.connecting import REDIRECT, RESOURCE_METADATA, World, failure, jwt, world_of
 from tests.vault_proxy.strange_server import Reply, strange_server
 
 CANARY = "canary-in-what-a-stranger-said"
@@ -27,13 +25,6 @@ async def world(start: Start) -> AsyncIterator[World]:
     """What there is to connect."""
     async with start() as proxy, world_of(proxy) as made:
         yield made
-
-
-def jwt(audience: Any) -> str:
-    """Returns what looks like a signed access for an audience."""
-    parts = ({"alg": "RS256"}, {"aud": audience, "sub": "somebody"})
-    header, claims = (base64.urlsafe_b64encode(json.dumps(each).encode()).rstrip(b"=").decode() for each in parts)
-    return f"{header}.{claims}.c2lnbmF0dXJl"
 
 
 @pytest.mark.parametrize(
