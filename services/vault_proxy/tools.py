@@ -83,9 +83,10 @@ class Tools:
             return Catalog(problems=(Problem(server.name, "", problem.reason, problem.message),))
 
     async def _offered(self, access: Access, server: Server, refresh: bool = False) -> Catalog:
-        use, result = Use(), "ok"
+        use, result = Use(), "SERVER_UNAVAILABLE"
         try:
             catalog = await self._connections.tools(access, server, use, refresh)
+            result = use.told
         except ServiceError as problem:
             result = problem.reason
             raise
@@ -188,7 +189,9 @@ class Tools:
             failpoints.hit("vault_proxy.call_asked")
             raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use, say)
             failpoints.hit("vault_proxy.call_answered", lambda: ServerLost(server.name, "was cut off", begun=True))
-            result = "ok"
+            answer = read_answer(raw, scrubber)
+            self._connections.tell(scrubber, access, server, use)
+            result = use.told
         except ServiceError as problem:
             result = problem.reason
             if isinstance(problem, ServerLost) and problem.begun and not tool.idempotent:
@@ -197,6 +200,4 @@ class Tools:
         finally:
             if use.credential is not None:
                 self._audit.used(access.session_id, server.name, execution_id, use.credential, result)
-        answer = read_answer(raw, scrubber)
-        self._connections.tell(scrubber, access, server, use)
         return answer

@@ -63,7 +63,7 @@ async def test_every_form_is_taken_out_of_a_result(
     proxy: Proxy, openbao: OpenBaoServer, canary: str, logs: io.StringIO
 ) -> None:
     """As the whole text, in the middle of one, as the tool's error; the model reads that something was removed, and
-    the service's log names the server and the credential's id."""
+    the service's log and the session's name the server and the credential's id."""
     said: dict[str, Any] = {}
 
     def call(request: Request) -> Reply:
@@ -85,6 +85,9 @@ async def test_every_form_is_taken_out_of_a_result(
         assert strange.heard(canary), "the control: the server had it"
     lines = [line for line in logs.getvalue().splitlines() if "a server said its credential" in line]
     assert len(lines) == 2 * len(FORMS)
+    await proxy.stop()  # what is told behind the answers is told now
+    told = [event.credential_used.result for _, event in proxy.peer.events if event.HasField("credential_used")]
+    assert (told.count("CREDENTIAL_REFLECTED"), set(told)) == (2 * len(FORMS), {"CREDENTIAL_REFLECTED", "ok"})
     assert hits(canary, logs.getvalue()) == []
 
 

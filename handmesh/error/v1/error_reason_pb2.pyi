@@ -260,6 +260,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events and at doors only. Not what the door is for, or more than it
     takes.
     """
+    ERROR_REASON_CREDENTIAL_REFLECTED: _ErrorReason.ValueType  # 83
+    """In events only. A server said the credential that it had been sent. It was
+    taken out of the answer, but the server is careless, or worse.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason that a service of this system gives in
@@ -505,4 +509,8 @@ host.
 ERROR_REASON_DOOR_REQUEST_INVALID: ErrorReason.ValueType  # 82
 """In events and at doors only. Not what the door is for, or more than it
 takes.
+"""
+ERROR_REASON_CREDENTIAL_REFLECTED: ErrorReason.ValueType  # 83
+"""In events only. A server said the credential that it had been sent. It was
+taken out of the answer, but the server is careless, or worse.
 """

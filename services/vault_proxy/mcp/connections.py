@@ -57,6 +57,7 @@ class Use:
 
     credential: Usable | None = None
     change: catalog.Change | None = None  # of the server's tools
+    told: str = "ok"  # how a use that came to its end is told
 
 
 class Connections:
@@ -121,8 +122,9 @@ class Connections:
         return answer, _scrubber(use.credential)
 
     def tell(self, scrubber: Scrubber, access: Access, server: Server, use: Use) -> None:
-        """Logs it when a credential was cleaned out of what a server said: people must know of such a server."""
+        """Takes note of a credential that was cleaned out of what a server said: people must know of such a server."""
         if scrubber.found and use.credential is not None:
+            use.told = "CREDENTIAL_REFLECTED"
             _log.warning(
                 "a server said its credential",
                 session_id=access.session_id,
