@@ -50,7 +50,7 @@ test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is
 
 .PHONY: drill
 drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 25 minutes)
-	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile tests/drills tests/crash tests/sandbox/attacks tests/conformance/test_hands.py $(ARGS)
+	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile tests/drills tests/crash tests/sandbox/attacks tests/security tests/conformance/test_hands.py $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs

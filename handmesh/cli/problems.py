@@ -14,6 +14,7 @@ _HINTS = {
     "IDENTITY_UNKNOWN": "The key comes from the data directory (--data-dir) or from HANDMESH_API_KEY",
     "SESSION_NOT_FOUND": "These are there: handmesh sessions",
     "VAULT_NOT_FOUND": "These are there: handmesh vault list",
+    "SERVER_ADDRESS_DENIED": "On this machine, or in a private network? HANDMESH_OUTBOUND_ALLOW=HOST handmesh up",
     "OAUTH_UNSUPPORTED": "Does it take a fixed value? handmesh vault add --help",
     "ID_INVALID": "These are there: handmesh sessions",
     "POSITION_OUT_OF_RANGE": "How long the log is: handmesh sessions",

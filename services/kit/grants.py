@@ -17,7 +17,7 @@ import grpc
 
 from handmesh.session.v1 import event_pb2, session_pb2
 from services.kit import channels
-from services.kit.errors import Unauthenticated
+from services.kit.errors import Unauthenticated, Unavailable
 from services.kit.logs import Log
 
 if TYPE_CHECKING:
@@ -51,14 +51,21 @@ class Grants:
     """Checks grants. `revoked(session_id, below_epoch)` is told of each revocation, below_epoch 0 meaning all.
 
     With `vouched`, for a vault proxy, an answer that was asked for just now brings the session service's word for the
-    vault: a question less for a session's first use of a secret.
+    vault: a question less for a session's first use of a secret. `resumed()` is told each time that revocations are
+    watched anew: some may have been missed.
     """
 
     def __init__(
-        self, stub: SessionServiceAsyncStub, revoked: Callable[[str, int], None], *, vouched: bool = False
+        self,
+        stub: SessionServiceAsyncStub,
+        revoked: Callable[[str, int], None],
+        *,
+        vouched: bool = False,
+        resumed: Callable[[], None] = lambda: None,
     ) -> None:
         self._stub = stub
         self._revoked = revoked
+        self._resumed = resumed
         self._vouched = vouched
         self._kept: dict[bytes, _Kept] = {}
         self._watching = False
@@ -104,6 +111,16 @@ class Grants:
                 raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more") from None
             raise problem from None
 
+    async def holds(self, grant: str) -> bool:
+        """Says whether a grant is good; also True when nobody can be asked."""
+        try:
+            await self.check(grant)
+        except Unauthenticated:
+            return False
+        except Unavailable:
+            return True
+        return True
+
     def _keep(self, key: bytes, kept: _Kept) -> None:
         if len(self._kept) >= MOST_KEPT:
             now = time.monotonic()
@@ -129,6 +146,7 @@ class Grants:
         if not self._watching:
             _log.info("revocations are watched")
             self._watching = True
+            self._resumed()
         if not news.session_id:
             return  # a sign of life
         self._news += 1

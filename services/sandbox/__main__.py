@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import sys
+from collections.abc import Sequence
 
 import grpc
 
@@ -33,12 +35,14 @@ from services.sandbox.settings import Settings
 from services.sandbox.vault_proxy import VaultProxyClient
 
 TIDY_SECONDS = 30.0
+DESCRIPTORS = 1 << 16
 
 _log = Log("services.sandbox")
 
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM. The sandboxes that are somebody's stay, for the service that comes after."""
+    _raise_descriptors()
     try:
         known = environments.load(settings.environments_file, backends.keys())
     except environments.EnvironmentsError as problems:
@@ -56,9 +60,8 @@ async def run(settings: Settings) -> None:
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
     passes = Passes()
     vault_channel, vault = _vault(settings)
-    sandboxes = Sandboxes(
-        hands, known, pools, resources, planting=Planting(seeds), doorman=Doorman(known, vault, passes)
-    )
+    doorman = Doorman(known, vault, passes, settings.door_connections)
+    sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds), doorman=doorman)
     grants = Grants(SessionServiceStub(channel), passes.void) if channel else None
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
@@ -70,15 +73,26 @@ async def run(settings: Settings) -> None:
     try:
         await until_signal()
     finally:
-        for task in background:
-            task.cancel()
-        await asyncio.gather(*background, return_exceptions=True)
+        await _cancelled(background)
         await asyncio.gather(server.stop(), pools.drain())
         await sandboxes.close()
         await hands.close()
-        for each in (channel, vault_channel):
-            if each is not None:
-                await each.close()
+        for each in filter(None, (channel, vault_channel)):
+            await each.close()
+
+
+async def _cancelled(background: Sequence[asyncio.Task[None]]) -> None:
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+
+
+def _raise_descriptors() -> None:
+    """Lets this process have more descriptors than the usual 1024: each sandbox may take some for its doors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _vault(settings: Settings) -> tuple[grpc.aio.Channel | None, VaultProxyClient | None]:

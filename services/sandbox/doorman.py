@@ -18,12 +18,13 @@ from services.kit.errors import Gone, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 from services.sandbox import doors_core, doors_gate
 from services.sandbox.doors_core import EGRESS, GIT
-from services.sandbox.doors_relay import Relay
+from services.sandbox.doors_relay import Relay, Seats
 from services.sandbox.environments import Environments
 from services.sandbox.hand import Doors, Hand, Network, SandboxInfo, Trust
 from services.sandbox.passes import Passes
 from services.sandbox.vault_proxy import Stream, VaultProxy
 
+MOST_CONNECTIONS = 1000  # of all sandboxes
 AGAIN_SECONDS = 10.0  # between two attempts to give a sandbox its doors when the first has failed
 _log = Log("services.sandbox.doorman")
 
@@ -32,9 +33,14 @@ class Doorman:
     """The doors of all sandboxes. Without a vault proxy there are none."""
 
     def __init__(
-        self, environments: Environments, vault: VaultProxy | None = None, passes: Passes | None = None
+        self,
+        environments: Environments,
+        vault: VaultProxy | None = None,
+        passes: Passes | None = None,
+        connections: int = MOST_CONNECTIONS,
     ) -> None:
-        """Takes the grants of sessions, where somebody notes them."""
+        """Takes the grants of sessions, where somebody notes them, and how many connections to carry at once."""
+        self._seats = Seats(connections)
         self._environments = environments
         self._vault = vault
         self._passes = passes or Passes()
@@ -72,7 +78,7 @@ class Doorman:
     async def keep(self, hand: Hand, info: SandboxInfo, repositories: Callable[[], bool]) -> None:
         """Opens the doors of a sandbox again after a restart of this service, or those that it could not be given."""
         sandbox_id = info.labels.sandbox_id
-        if self._vault is None or self._is_settled(sandbox_id) or self._passes.of(info.labels.session_id) is None:
+        if self._vault is None or self._is_settled(sandbox_id) or not self.speaks_for(info.labels.session_id):
             return
         if time.monotonic() < self._again.get(sandbox_id, 0.0):
             return
@@ -114,7 +120,7 @@ class Doorman:
         sandbox_id = info.labels.sandbox_id
         relay = self._relays.get(sandbox_id)
         if relay is None and names:
-            relay = Relay(hand, sandbox_id, lambda door: self._way_out(vault, info, door))
+            relay = Relay(hand, sandbox_id, lambda door: self._way_out(vault, info, door), self._seats)
         if relay is not None:
             relay.open(names)
         self._relays[sandbox_id] = relay
@@ -132,10 +138,14 @@ class Doorman:
             raise Unavailable("GRANT_INVALID", "the session's harness has not called this service since it started")
         return await vault.connect(grant, info.labels.sandbox_id, door, self._network(info))
 
+    def speaks_for(self, session_id: str) -> bool:
+        """Says whether the doors of a session's sandboxes lead anywhere now."""
+        return self._vault is not None and self._passes.of(session_id) is not None
+
     def gate(self, info: SandboxInfo) -> doors_gate.Gate | None:
         """Returns the way to a session's repositories for git outside of sandboxes. None when there is none."""
         vault = self._vault
-        if vault is None or self._passes.of(info.labels.session_id) is None:
+        if vault is None or not self.speaks_for(info.labels.session_id):
             return None
 
         @asynccontextmanager

@@ -65,6 +65,7 @@ def _trust(doors: Doors, own: bool) -> dict[str, str]:
         "PIP_CERT",
         "REQUESTS_CA_BUNDLE",
         "CARGO_HTTP_CAINFO",
+        "npm_config_cafile",  # before NODE_EXTRA_CA_CERTS where an image's own npmrc has one
     )
     java = {
         "javax.net.ssl.trustStore": f"{doors.folder}/{JAVA}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from http import HTTPStatus
 
 from services.kit.errors import Full, Gone, ServiceError, Unavailable
@@ -23,11 +23,33 @@ _log = Log("services.sandbox.doors_relay")
 WayOut = Callable[[str], Awaitable[Stream]]  # from a door's name; raises ServiceError
 
 
-class Relay:
-    """The doors of one sandbox. `way_out` is asked for each connection."""
+class Seats:
+    """How many connections of all sandboxes there may be: each takes two descriptors of this process."""
 
-    def __init__(self, hand: Hand, sandbox_id: str, way_out: WayOut) -> None:
+    def __init__(self, most: int) -> None:
+        """Starts with all free."""
+        self._most = most
+        self._taken = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Full | None]:
+        """Takes one for as long as the context lasts, or gives what to say when there is none."""
+        if self._taken >= self._most:
+            yield Full("FULL", f"this sandbox service carries {self._most} connections of doors", limit=self._most)
+            return
+        self._taken += 1
+        try:
+            yield None
+        finally:
+            self._taken -= 1
+
+
+class Relay:
+    """The doors of one sandbox. `way_out` is asked for each connection that gets a seat."""
+
+    def __init__(self, hand: Hand, sandbox_id: str, way_out: WayOut, seats: Seats) -> None:
         """Waits for nobody yet."""
+        self._seats = seats
         self._hand = hand
         self._sandbox_id = sandbox_id
         self._way_out = way_out
@@ -75,9 +97,14 @@ class Relay:
 
     async def _serve(self, name: str, visit: Visit) -> None:
         try:
-            await carried(visit, lambda: self._way_out(name))
+            with self._seats.one() as full:
+                await carried(visit, lambda: self._way_out(name) if full is None else _raised(full))
         except Exception:  # the top of a task: one connection is nobody else's
             _log.error("door connection failed", exc_info=True, sandbox_id=self._sandbox_id, door=name)
+
+
+async def _raised(error: ServiceError) -> Stream:
+    raise error
 
 
 async def carried(visit: Visit, way_out: Callable[[], Awaitable[Stream]]) -> None:

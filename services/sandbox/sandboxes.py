@@ -126,7 +126,10 @@ class Sandboxes:
         labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
         if not wanted.session_id:
             labels = replace(labels, tenant=tenant or "")
-        preparing = asyncio.create_task(self._planting.prepare(load.repositories)) if load.repositories else None
+        preparing = None
+        if load.repositories:
+            door = self._doorman.speaks_for(wanted.session_id)
+            preparing = asyncio.create_task(self._planting.prepare(load.repositories, door))
         try:
             info = await self._pools.claim(recipe, labels, load.contents)
             if info is None:

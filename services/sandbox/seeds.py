@@ -98,7 +98,7 @@ class Seeds:
         try:
             if gate is None or remote.origin is None:
                 return await self._in_public(remote, repository, sandbox_id)
-            if time.monotonic() - self._closed.get(remote.url, -CLOSED_SECONDS) >= CLOSED_SECONDS:
+            if not self.is_closed(repository):
                 with contextlib.suppress(Unavailable, UrlRefused):
                     return await self._in_public(remote, repository, sandbox_id)
             async with gate() as address:
@@ -109,6 +109,10 @@ class Seeds:
         except TooLarge:
             most = f"{self._settings.repository_bytes >> 20} MiB or {MAX_FILES} files"
             raise rules.refused(repository, f"it is larger than {most}") from None
+
+    def is_closed(self, repository: Repository) -> bool:
+        """Says whether a repository's remote did not answer in public just now."""
+        return time.monotonic() - self._closed.get(repository.url, -CLOSED_SECONDS) < CLOSED_SECONDS
 
     async def _in_public(self, remote: Remote, repository: Repository, sandbox_id: str) -> Seed:
         try:

@@ -27,9 +27,13 @@ class Planting:
         for repository in repositories:
             self._seeds.check(repository)
 
-    async def prepare(self, repositories: Sequence[Repository]) -> None:
-        """Makes the seeds, while the sandbox is being made. Raises as `Seeds.seed`."""
-        await asyncio.gather(*(self._seeds.seed(repository) for repository in repositories))
+    async def prepare(self, repositories: Sequence[Repository], door: bool = False) -> None:
+        """Makes the seeds of what is public, while the sandbox is being made. Raises as `Seeds.seed`.
+
+        `door` says that there will be a door for what is not: it is not asked for in public again and again.
+        """
+        wanted = [it for it in repositories if not (door and self._seeds.is_closed(it))]
+        await asyncio.gather(*(self._seeds.seed(repository) for repository in wanted))
 
     async def plant(
         self, hand: Hand, sandbox_id: str, repositories: Sequence[Repository], gate: Gate | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.kit.settings import REQUIRED, Mesh, address, existing, flag, path, setting, url, whole
+from services.sandbox.doorman import MOST_CONNECTIONS
 from services.sandbox.seeds import SeedSettings
 from services.sandbox.seeds_rules import Sources, parse_sources
 
@@ -34,6 +35,12 @@ class Settings(Mesh):
         address,
         None,
         "Where the vault proxy's mesh port is. Without it sandboxes have no doors: no network policy, no private git.",
+    )
+    door_connections: int = setting(
+        "HANDMESH_DOOR_CONNECTIONS",
+        whole,
+        MOST_CONNECTIONS,
+        "Connections of all sandboxes' doors at once. Each takes two descriptors of this service.",
     )
     idle_seconds: int = setting(
         "HANDMESH_IDLE_SECONDS",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from services.kit import ids
@@ -87,8 +87,7 @@ class Credentials:
         others = await self.all_of(tenant, vault_id, versions=False)
         if any(other.key == credential.key for other in others):
             raise _exists(credential)
-        if len(others) >= MOST_CREDENTIALS:
-            raise Full("FULL", f"the vault holds {MOST_CREDENTIALS} credentials")
+        check_room(others)
         await self._claim(tenant, credential)
         await self._store.write(_path(tenant, credential), _fields(credential), 0)
         if await self._holder(tenant, credential) != credential.credential_id:  # it was taken for one that broke off
@@ -208,6 +207,12 @@ class Credentials:
         if found is None or found.archived or not versions:
             return found
         return replace(found, version=await self._store.version(_secret_path(tenant, found)))
+
+
+def check_room(others: Sequence[Credential]) -> None:
+    """Raises Full when a vault with these living credentials takes no more."""
+    if len(others) >= MOST_CREDENTIALS:
+        raise Full("FULL", f"the vault holds {MOST_CREDENTIALS} credentials")
 
 
 def missing(credential_id: str) -> Gone:

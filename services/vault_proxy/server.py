@@ -135,7 +135,8 @@ class VaultProxy(VaultProxyServiceServicer):
         return prepared_message(prepared)
 
     async def OpenDoor(self, request: pb.OpenDoorRequest, context: Context) -> pb.OpenDoorResponse:
-        visit = Visit(await self._access(context), request.sandbox_id, policy_of(request.network))
+        holds = partial(self._grants.holds, shown(context.invocation_metadata()))
+        visit = Visit(await self._access(context), request.sandbox_id, policy_of(request.network), holds)
         ticket, address = self._reception.open(DOORS.get(request.kind, ""), visit)
         return pb.OpenDoorResponse(ticket=ticket, address=address)
 

@@ -67,10 +67,10 @@ class Settings(Mesh):
     outbound_ca_file: Path | None = setting(
         "HANDMESH_OUTBOUND_CA_FILE", existing, None, "PEM of more authorities that sign MCP servers' certificates."
     )
-    oauth_client_url: str = setting(
+    oauth_client_url: str | None = setting(
         "HANDMESH_OAUTH_CLIENT_URL",
         client_document,
-        "",
+        None,
         "Where this mesh's OAuth client metadata document is. Without it clients are registered.",
     )
     call_seconds: int = setting("HANDMESH_MCP_CALL_SECONDS", whole, 120, "How long one tool call may take.")

@@ -126,7 +126,7 @@ class Validation:
             return Verdict(False, problem.reason, problem.message)
         if use.credential is None or use.credential.credential_id != credential.credential_id:
             return _no_secret()
-        return Verdict(True, "", f"the MCP server takes it, and lists {len(offered.tools)} tools")
+        return Verdict(True, "", f"the MCP server takes it; tools that it lists: {len(offered.tools)}")
 
     async def _ask_git(self, access: Access, credential: Credential, url: str) -> Verdict:
         """Makes an app's key a value, if it has one, and asks a repository for its references, as a fetch begins."""

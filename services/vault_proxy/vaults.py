@@ -10,7 +10,7 @@ from services.kit.errors import Conflict, Exists, Gone, Invalid
 from services.kit.origin import Origin
 from services.vault_proxy import trail
 from services.vault_proxy.core.kinds import MCP_OAUTH, NAME_CHARACTERS, Draft, key_of
-from services.vault_proxy.credentials import Credential, Credentials, missing, moment
+from services.vault_proxy.credentials import Credential, Credentials, check_room, missing, moment
 from services.vault_proxy.ports import CredentialStore, Document
 
 PAGE = 100
@@ -117,15 +117,17 @@ class Vaults:
     async def check_place(self, tenant: str, vault_id: str, origin: Origin) -> Credential | None:
         """Returns the OAuth grant that a vault has for an origin, if any.
 
-        Raises Gone (`VAULT_NOT_FOUND`), or Exists (`CREDENTIAL_EXISTS`) when there is another kind in its place.
+        Raises Gone (`VAULT_NOT_FOUND`), Exists (`CREDENTIAL_EXISTS`) when there is another kind in its place, or Full.
         """
         await self._living(tenant, vault_id)
-        for each in await self._credentials.all_of(tenant, vault_id, versions=False):
+        others = await self._credentials.all_of(tenant, vault_id, versions=False)
+        for each in others:
             if each.key == key_of(MCP_OAUTH, origin, {}):
                 if each.kind != MCP_OAUTH:
                     message = f"the vault has a {each.kind} for {origin}: archive it first"
                     raise Exists("CREDENTIAL_EXISTS", message, key=str(origin))
                 return each
+        check_room(others)
         return None
 
     async def connect(self, tenant: str, vault_id: str, name: str, origin: Origin, draft: Draft) -> Credential:

@@ -114,7 +114,9 @@ async def test_an_old_brain_does_nothing(crew: Crew) -> None:
         old: Brain = await take_up(session_id)
         sandbox = (await old.hands.provision(session_id, "main", SPEC, 1, old.under)).sandbox_id
         assert await old.run(sandbox, "echo one >> runs; cat runs", "one") == "one"
-        await old.servers.execute(old.under.grant, "shop__add_note", f'{{"text": "old {session_id}"}}', "note", False, 0)
+        await old.servers.execute(
+            old.under.grant, "shop__add_note", f'{{"text": "old {session_id}"}}', "note", False, 0
+        )
 
         new: Brain = await take_up(session_id)
         await heard(old, sandbox)

@@ -207,8 +207,11 @@ async def test_a_tool_that_went_away_holds_nothing(world: World, monkeypatch: py
         await ended.wait()
 
 
-async def test_idle_connections_of_one_sandbox_are_bounded_and_nobody_elses(world: World) -> None:
+async def test_idle_connections_of_one_sandbox_are_bounded_and_nobody_elses(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Hundreds that say nothing leave the others' doors, and this sandbox's tools, as they were."""
+    monkeypatch.setattr("services.sandbox.doors_relay.LINGER_SECONDS", 0.05)
     world.fake.doors[pb.DOOR_KIND_EGRESS] = answering("come in", [])
     world.note()
     busy, other = await world.provision("open"), await world.provision("open")
@@ -300,9 +303,10 @@ async def test_no_clone_is_given_past_a_credential(world: World) -> None:
     world.git.password = TOKEN
     world.note("of-git")
     await world.provision("shut", Repository(APP, world.url()))
-    before = len(world.git.requests)
+    before, world.git.refused = len(world.git.requests), 0
     await world.provision("shut", Repository(APP, world.url(), world.upstream.first))
-    assert len(world.git.requests) > before  # asked again, through this session's door
+    assert len(world.git.requests) > before  # asked again, through this session's door,
+    assert world.git.refused == 0  # and not in public
     world.fake.doors[pb.DOOR_KIND_GIT] = git_door(world.git, "another token")
     for ref in ("", world.upstream.first):
         with pytest.raises(Unavailable) as error:

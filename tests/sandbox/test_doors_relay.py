@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from services.kit.errors import Full
 from services.sandbox import doors_relay
 from services.sandbox.doors_core import Prepared, door_path, outfit
-from services.sandbox.doors_relay import carried
+from services.sandbox.doors_relay import Seats, carried
 from services.sandbox.hand import Doors, Visit
 from services.sandbox.passes import Passes
 from services.sandbox.runner import doors as runner_doors
@@ -114,6 +114,17 @@ async def test_a_way_out_that_fails_is_an_answer() -> None:
         tool[1].write_eof()
         await serving
     assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n") and answer.endswith(b"\r\n\r\nFULL: too many\n")
+
+
+def test_the_connections_of_all_sandboxes_have_an_end() -> None:
+    """Who comes then is told so; who goes gives the seat back, however it goes."""
+    seats = Seats(1)
+    with seats.one() as first, seats.one() as second:
+        assert first is None and second is not None and (second.reason, second.metadata) == ("FULL", {"limit": "1"})
+    with pytest.raises(KeyError), seats.one():
+        raise KeyError
+    with seats.one() as next_one:
+        assert next_one is None
 
 
 async def test_the_end_of_one_direction_is_passed_on() -> None:

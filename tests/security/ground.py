@@ -33,12 +33,16 @@ from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import SERVICES, Ports, free_ports
 from handmesh.launcher.processes import Command, Process
 from handmesh.launcher.settings import Claude, MeshSettings, child_environment
+from handmesh.sandbox.v1 import sandbox_pb2
+from handmesh.sandbox.v1.sandbox_pb2 import GitRepository, Resource
 from handmesh.session.v1.config_pb2 import HandSpec, McpServer, SessionConfig
 from handmesh.session.v1.event_pb2 import Event
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit.channels import connect as connect_service
+from tests.sandbox.test_doors_trust import Authority
 from tests.support.canary import core, mint
+from tests.support.git_host import GitHost
 from tests.support.oauth import OAuthServer, oauth_server
 from tests.support.tap import Tap, tapped
 from tests.vault_proxy.conftest import Shop, start_shop
@@ -55,6 +59,8 @@ CALLS = (  # which service dials which, and by which setting
 GRANT = re.compile(rb"(sess_[a-z0-9]{26})\.[A-Za-z0-9_-]{43}")
 TURN_SECONDS = 60.0
 LONG_AGO = "2026-01-01T00:00:00Z"
+APP, AGENT = "acme/app", ("refs/heads/agent/*",)
+VARIABLE = "WEB_KEY"
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,20 @@ class Person:
         return str((await self.call("AddCredential", request)).credential.credential_id)
 
 
+_BROWSER = """
+import os, ssl, sys, urllib.error, urllib.request
+os.environ.pop("no_proxy", None), os.environ.pop("NO_PROXY", None)
+headers = dict(each.split(": ", 1) for each in sys.argv[3::2])
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context))
+try:
+    print(opener.open(urllib.request.Request(sys.argv[1], headers=headers), timeout=20).read().decode())
+except urllib.error.HTTPError as refused:
+    print(refused.code, refused.read().decode())
+"""
+
+
 def bearer(value: str) -> pb.CredentialSecret:
     """Returns a credential that is sent as it is."""
     return pb.CredentialSecret(static_bearer=pb.StaticBearer(value=value))
@@ -96,6 +116,8 @@ class Ground:
     shop: Shop
     oauth: OAuthServer
     strange: StrangeServer  # lets in who shows an access of `oauth`
+    git: GitHost  # wants a password; it has acme/app, which sessions may use, and acme/other
+    web: StrangeServer  # speaks TLS; a variable's secret may go there, at `localhost`
     vault_id: str
     cores: dict[str, str] = field(repr=False)  # of the model's key, and of every other secret
     sessions: list[Session] = field(default_factory=list)
@@ -134,6 +156,50 @@ class Ground:
         await self.turn(session)
         return session
 
+    async def behind_doors(
+        self, hand: str = "open", name: str = APP, patterns: Sequence[str] = AGENT
+    ) -> tuple[Session, str]:
+        """Starts a session with a repository of the git host, and returns it and its sandbox."""
+        repository = GitRepository(url=self.git.url(name), push_patterns=patterns)
+        resource = Resource(mount_path="/workspace/app", git_repository=repository)
+        config = SessionConfig(
+            hands={"main": HandSpec(environment=hand, resources=[resource])}, vault_ids=[self.vault_id]
+        )
+        session = await self.me.client.create_session(config, "start")
+        self.sessions.append(session)
+        events = await self.turn(session)
+        made = [event.sandbox_provisioned.sandbox_id for event in events if event.HasField("sandbox_provisioned")]
+        assert made, [event for event in events if event.HasField("tool_finished")]
+        return session, made[0]
+
+    async def run(self, sandbox_id: str, command: str) -> str:
+        """Runs a command in a sandbox, as a tool does, and returns what it prints."""
+        call = sandbox_pb2.ExecuteRequest(sandbox_id=sandbox_id, name="bash")
+        call.input = json.dumps({"command": command, "timeout_ms": 60_000})
+        answer = await self.me.client.sandbox_link.call(self.me.client.sandbox_stub.Execute, call, 90.0)
+        return str(answer.result.output)
+
+    @property
+    def web_place(self) -> str:
+        """Returns `host:port` of the web server, by the name that a secret may go to."""
+        return self.web.url.removeprefix("https://").removesuffix("/mcp").replace("127.0.0.1", "localhost")
+
+    async def browse(self, sandbox_id: str, url: str, *headers: str) -> str:
+        """Asks for a URL from inside of a sandbox, through its egress door; certificates are not checked there."""
+        told = "".join(f' -H "{each}"' for each in headers)
+        return await self.run(
+            sandbox_id, f"cat > /tmp/browse <<'END'\n{_BROWSER}\nEND\npython3 /tmp/browse {url!r}{told}"
+        )
+
+    async def refusals(self, session: Session, *reasons: str) -> list[Any]:
+        """Waits until a session's log has refusals of doors for these reasons, and returns all that it has."""
+        async with asyncio.timeout(TURN_SECONDS):
+            while True:
+                found = [event.door_refused async for event in session.events() if event.HasField("door_refused")]
+                if {each.reason for each in found} >= set(reasons):
+                    return found
+                await asyncio.sleep(0.05)
+
     async def turn(self, session: Session, turns: int = 1) -> list[Event]:
         """Follows a session until so many turns have ended, and returns its log."""
         events: list[Event] = []
@@ -167,12 +233,22 @@ async def ground_of(folder: Path, **extra: dict[str, str]) -> AsyncIterator[Grou
         Ports.free(),
         {service: {"HANDMESH_API_KEYS_FILE": str(folder / "keys.json")} for service in SERVICES},
     )
-    variables["vault_proxy"] |= {"HANDMESH_OUTBOUND_ALLOW": "127.0.0.1"}
     async with AsyncExitStack() as stack:
         shop = await asyncio.to_thread(start_shop, folder, "127.0.0.1:0", secret("bearer"))
         stack.callback(shop.stop)
         oauth = stack.enter_context(oauth_server(client_secret=secret("client"), mint=lambda: secret("account")))
         strange = await stack.enter_async_context(strange_server(call=_bank_call, answer=_gate_of(oauth)))
+        host = GitHost(folder / "git", secret("git"))
+        stack.callback(host.close)
+        for name in (APP, "acme/other", "acme/app-other"):
+            await asyncio.to_thread(host.make, name)
+        tls = Authority(folder, "localhost")
+        (folder / "web.pem").write_text(tls.pem)
+        web = await stack.enter_async_context(strange_server(tls=tls.context, answer=_web))
+        variables["vault_proxy"] |= {"HANDMESH_OUTBOUND_ALLOW": "127.0.0.1, localhost"}
+        variables["vault_proxy"] |= {"HANDMESH_OUTBOUND_CA_FILE": str(folder / "web.pem")}
+        variables["sandbox"] |= {"HANDMESH_GIT_ALLOW": "127.0.0.1"}
+        (folder / "environments.toml").write_text(_environments(web))
         taps = [
             await stack.enter_async_context(tapped(data / "tls", caller, callee, ports.mesh(callee)))
             for caller, callee, _ in CALLS
@@ -186,15 +262,37 @@ async def ground_of(folder: Path, **extra: dict[str, str]) -> AsyncIterator[Grou
             os.environ,
             ports,
             log_level="debug",
+            environments_file=folder / "environments.toml",
             extra={service: {**variables[service], **extra.get(service, {})} for service in SERVICES},
         )
         mesh = await stack.enter_async_context(await Mesh.start(settings))
         await _start_model(stack, mesh, folder, model)
         people = [_person(stack, ports, key, tenant) for tenant, key in keys.items()]
-        ground = Ground(mesh, people[0], people[1], taps, shop, oauth, strange, "", cores)
+        ground = Ground(mesh, people[0], people[1], taps, shop, oauth, strange, host, web, "", cores)
         ground.vault_id = await _fill(ground)
         stack.push_async_callback(_release, ground)
         yield ground
+
+
+def _web(request: Request) -> Reply:
+    """Says what it was sent, as careless servers do."""
+    return Reply(200, f"you showed {request.headers.get('authorization')}\n".encode(), {"Content-Type": "text/plain"})
+
+
+def _environments(web: StrangeServer) -> str:
+    """Returns recipes: without a network, and those whose sandboxes may reach the web server by two names."""
+    port = web.url.split(":")[2].removesuffix("/mcp")
+    allowed = json.dumps([f"localhost:{port}", f"127.0.0.1:{port}"])
+    tables = [
+        f'[environments.{name}]\nbackend = "{backend}"\n{network}'
+        for name, backend, network in (
+            ("default", "bubblewrap", ""),
+            ("docker", "docker", ""),
+            ("open", "bubblewrap", f"network.allow = {allowed}\n"),
+            ("open-docker", "docker", f"network.allow = {allowed}\n"),
+        )
+    ]
+    return "\n".join(tables)
 
 
 def _person(stack: AsyncExitStack, ports: Ports, key: str, tenant: str) -> Person:
@@ -207,8 +305,9 @@ def _person(stack: AsyncExitStack, ports: Ports, key: str, tenant: str) -> Perso
 
 
 async def _release(ground: Ground) -> None:
-    for sandbox in await ground.me.client.sandboxes():
-        await ground.me.client.release(sandbox.sandbox_id)
+    for person in (ground.me, ground.neighbour):
+        for sandbox in await person.client.sandboxes():
+            await person.client.release(sandbox.sandbox_id)
 
 
 async def _start_model(stack: AsyncExitStack, mesh: Mesh, folder: Path, address: str) -> None:
@@ -261,4 +360,9 @@ async def _fill(ground: Ground) -> str:
     account.expire_time.FromJsonString(LONG_AGO)
     origin = ground.strange.url.removesuffix("/mcp")
     await ground.me.add(vault_id, origin, pb.CredentialSecret(mcp_oauth=account))
+    assert ground.git.value is not None
+    await ground.me.add(vault_id, ground.git.origin, pb.CredentialSecret(git=pb.GitAccess(value=ground.git.value)))
+    key = mint("web", ground.cores["credentials"])
+    variable = pb.EnvironmentVariable(variable=VARIABLE, value=key, allowed_hosts=["localhost"], in_headers=True)
+    await ground.me.add(vault_id, "", pb.CredentialSecret(environment_variable=variable))
     return vault_id

@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from handmesh.client import Session
 from handmesh.sandbox.v1 import sandbox_pb2
 from tests.drills.size import FULL
 from tests.security.ground import Ground
@@ -122,69 +123,69 @@ def _export(sweep: Sweep, container: Any) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def worked(ground: Ground) -> AsyncIterator[Ground]:
-    """The ground after turns with all kinds of calls in all kinds of hands: both servers said what they were sent."""
-    await ground.work("everything")
+async def story(ground: Ground) -> Session:
+    """Turns with all kinds of calls in all kinds of hands: both servers said what they were sent. Returns the first."""
+    first = await ground.work("everything")
     if len(hands()) > 1:
         await ground.work("both hands", hands=hands())
-    yield ground
+    return first
 
 
-async def test_the_secrets_were_in_play(worked: Ground) -> None:
+async def test_the_secrets_were_in_play(ground: Ground, story: Session) -> None:
     """The control of the story: both servers got their credentials, one of them was renewed, and a server's reflection
     of it came back without it."""
-    assert worked.oauth.refreshed == 1
-    assert worked.strange.heard(worked.cores["credentials"])
-    assert len(worked.shop.calls("who_am_i")) >= 1
-    exported = "\n".join([line async for line in worked.sessions[0].export()])
+    assert ground.oauth.refreshed == 1
+    assert ground.strange.heard(ground.cores["credentials"])
+    assert len(ground.shop.calls("who_am_i")) >= 1
+    exported = "\n".join([line async for line in story.export()])
     assert exported.count("[credential removed]") >= 2
 
 
-async def test_no_secret_is_anywhere(worked: Ground) -> None:
+async def test_no_secret_is_anywhere(ground: Ground, story: Session) -> None:
     """Nothing is found, and everything was looked at."""
-    sweep = Sweep(worked.cores)
-    await look_everywhere(worked, sweep)
+    sweep = Sweep(ground.cores)
+    await look_everywhere(ground, sweep)
     assert sweep.found == []
     assert [kind for kind, least in kinds().items() if sweep.seen.get(kind, 0) < least] == []
 
 
-async def test_the_captures_were_in_clear(worked: Ground) -> None:
+async def test_the_captures_were_in_clear(ground: Ground, story: Session) -> None:
     """What services say to each other was read, metadata and messages: the grant is in it, and the model's words."""
-    said = {tap.name: bytes(tap.said) for tap in worked.taps}
-    grant = worked.grant_of(worked.sessions[0].id).encode()
+    said = {tap.name: bytes(tap.said) for tap in ground.taps}
+    grant = ground.grant_of(story.id).encode()
     assert grant in said["harness to vault_proxy"]
     assert grant in said["harness to sandbox"]
     assert b"First I look at where I am." in said["harness to session"]
     assert re.search(rb"cred_[a-z0-9]{26}", said["vault_proxy to session"])
-    assert all(len(tap.answered) > 100 for tap in worked.taps)
+    assert all(len(tap.answered) > 100 for tap in ground.taps)
 
 
-async def test_what_is_planted_is_found(worked: Ground) -> None:
+async def test_what_is_planted_is_found(ground: Ground, story: Session) -> None:
     """The negative control: a canary in a message, a workspace, a process's environment, a service's log and OpenBao's
     folder is found in every kind of sink."""
     planted = {"planted": core()}
     canary = mint("planted", planted["planted"])
-    session = await worked.work(f"hello, I am {canary}", hands=hands())
-    files = [worked.data / "logs" / "session.log", worked.data / "openbao" / "planted"]
-    for sandbox_id in await _sandboxes(worked):
+    session = await ground.work(f"hello, I am {canary}", hands=hands())
+    files = [ground.data / "logs" / "session.log", ground.data / "openbao" / "planted"]
+    for sandbox_id in await _sandboxes(ground):
         call = sandbox_pb2.ExecuteRequest(sandbox_id=sandbox_id, name="write")
         call.input = f'{{"file_path": "planted.txt", "content": "{canary}"}}'
-        await worked.me.client.sandbox_link.call(worked.me.client.sandbox_stub.Execute, call)
+        await ground.me.client.sandbox_link.call(ground.me.client.sandbox_stub.Execute, call)
     child = await asyncio.create_subprocess_exec("sleep", "60", env={"PLANTED": canary})
     try:
         for file in files:
             with file.open("a") as log:
                 log.write(f"{canary}\n")
         sweep = Sweep(planted)
-        await look_everywhere(worked, sweep)
+        await look_everywhere(ground, sweep)
     finally:
         child.kill()
         await child.wait()
-        worked.sessions.remove(session)
+        ground.sessions.remove(session)
     found = {kind for _, kind, _ in sweep.found}
     assert kinds().keys() - found == set()
     sinks = {sink for _, kind, sink in sweep.found if kind == "memories"}
-    expected = {f"memory of {worked.mesh.pids[part]}" for part in ("harness", "session")}
+    expected = {f"memory of {ground.mesh.pids[part]}" for part in ("harness", "session")}
     assert os.geteuid() != 0 or expected <= sinks
 
 

@@ -64,6 +64,7 @@ class GitServer:
         self.fetches = 0
         self.refuse_with = 0  # a status to answer everything with
         self.move_to = ""  # a place to send everybody to
+        self.refused = 0  # how often for want of the password
         self.password = ""  # without which, behind Basic auth, nothing is given; who has it may push
         self.hold = threading.Event()  # sends no objects until it is set
         self.hold.set()
@@ -98,6 +99,7 @@ class GitServer:
             return self.refuse_with or 302, headers, b""
         allowed = base64.b64encode(f"x-access-token:{self.password}".encode()).decode()
         if self.password and request.headers.get("Authorization") != f"Basic {allowed}":
+            self.refused += 1
             return 401, [("WWW-Authenticate", 'Basic realm="git"')], b""
         if b"command=fetch" in body:
             self.fetches += 1

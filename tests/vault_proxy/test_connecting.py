@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
-from services.kit.errors import Exists, Gone, Invalid, Refused
+from services.kit.errors import Exists, Full, Gone, Invalid, Refused
+from services.vault_proxy import credentials
 from tests.support.oauth_codes import OPENID_METADATA
 from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy import bao as operator
@@ -197,6 +198,28 @@ async def test_what_cannot_be_asked_for(world: World) -> None:
     assert world.server.requests == []
     for good in ("https://app.example/back?to=1", "http://localhost:1/x", "http://[::1]:80/x"):  # the control
         await world.start(redirect_uri=good)
+
+
+async def test_a_full_vault_is_said_first(world: World) -> None:
+    """Before the person is sent anywhere; an account that is there already can be connected again."""
+    await world.connect()
+    for at in range(credentials.MOST_CREDENTIALS - 1):
+        secret = pb.CredentialSecret(static_bearer=pb.StaticBearer(value="v"))
+        request = pb.AddCredentialRequest(vault_id=world.vault_id, origin=f"https://h{at}.example", secret=secret)
+        await world.proxy.client.AddCredential(request)
+    await world.connect()
+    [account] = [
+        each.credential_id
+        for each in (
+            await world.proxy.client.ListCredentials(pb.ListCredentialsRequest(vault_id=world.vault_id))
+        ).credentials
+        if each.origin == world.origin
+    ]
+    await world.proxy.client.ArchiveCredential(pb.ArchiveCredentialRequest(credential_id=account))
+    request = pb.AddCredentialRequest(vault_id=world.vault_id, origin="https://last.example", secret=secret)
+    await world.proxy.client.AddCredential(request)
+    problem = await world.refused_start()
+    assert (type(problem), problem.reason) == (Full, "FULL")
 
 
 async def test_a_vault_that_is_not_there(world: World) -> None:

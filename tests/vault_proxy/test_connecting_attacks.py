@@ -170,6 +170,19 @@ async def test_a_code_of_one_server_is_not_sent_to_another(world: World) -> None
     await world.connect()
 
 
+async def test_of_two_authorization_servers_one_is_asked(world: World) -> None:
+    """The first that the MCP server names, for all of it: an answer in the second's name is refused."""
+    with oauth_server(CodeServer) as second:
+        world.resource_changes["authorization_servers"] = [world.oauth.issuer, second.issuer]
+        back = await world.agree(await world.start())
+        back.issuer = second.issuer
+        problem = await failure(world.finish(back))
+        assert (problem.reason, "another issuer" in problem.message) == (FAILED, True)
+        await world.connect()  # the control
+        assert second.asked_for == []
+    assert (world.oauth.requests, world.oauth.complaints) == (1, [])
+
+
 async def test_who_answers_is_compared_as_text(world: World) -> None:
     """Missing although announced, another, another spelling; of errors too. Not announced, it may be missing."""
     for issuer in (None, EVIL, f"{world.oauth.issuer}/", world.oauth.issuer.upper()):

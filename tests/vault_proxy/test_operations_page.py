@@ -46,6 +46,7 @@ class Operator:
 
     folder: Path
     port: int
+    store: HashicorpStore
     process: Process | None = None
     ran: list[str] = field(default_factory=list)
 
@@ -107,7 +108,8 @@ async def operator(tmp_path: Path) -> AsyncIterator[Operator]:
     (tmp_path / "variables").touch()
     for folder in ("store", "log", "audit"):
         (tmp_path / folder).mkdir()
-    who = Operator(tmp_path, port)
+    url = f"https://127.0.0.1:{port}"
+    who = Operator(tmp_path, port, HashicorpStore(url, "handmesh", tmp_path / "approle.json", tmp_path / "cert.pem"))
     who.run(
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem "
         "-days 2 -subj /CN=vault -addext subjectAltName=IP:127.0.0.1 2>/dev/null"
@@ -128,6 +130,7 @@ async def operator(tmp_path: Path) -> AsyncIterator[Operator]:
     (tmp_path / "bao.hcl").write_text(quick)
     await who.start()
     yield who
+    await who.store.close()
     assert who.process is not None
     await who.process.kill()
 
@@ -141,7 +144,7 @@ async def test_the_page_from_its_first_command_to_its_last(operator: Operator) -
     operator.open(root)
     for block in blocks("Laying it out"):
         operator.run(block, BAO_TOKEN=root)
-    store = HashicorpStore(operator.url, "handmesh", folder / "approle.json", folder / "cert.pem")
+    store = operator.store
 
     async def read(key: str) -> str:
         document = await store.read_secret(SECRET, SessionPass(folder / key, "default", (VAULT_ID,)))
@@ -179,7 +182,6 @@ async def test_the_page_from_its_first_command_to_its_last(operator: Operator) -
     with pytest.raises(Unavailable):
         await read("issuer.pem")
     await _closed_and_restored(operator, root, read)
-    await store.close()
     everything = [block for heading in re.findall(r"(?m)^## (.*)$", PAGE) for block in blocks(heading)]
     ran = "\n".join(operator.ran)
     assert [block for block in everything if block not in ran and block is not key] == [key]

@@ -106,6 +106,8 @@ async def test_a_session_reads_its_own_vaults_of_its_own_tenant(openbao: OpenBao
     for method, refused in (
         ("POST", f"handmesh/data/{path}"),
         ("LIST", "handmesh/metadata/tenants/a/secrets"),
+        ("LIST", "handmesh/metadata/tenants/a/connections"),
+        ("GET", "handmesh/data/tenants/a/connections/x"),
         ("GET", f"handmesh/metadata/{path}"),
         ("DELETE", f"handmesh/metadata/{path}"),
         ("POST", "auth/token/create"),

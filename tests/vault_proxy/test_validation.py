@@ -57,7 +57,7 @@ async def test_a_fixed_value(proxy: Proxy, shop: Shop) -> None:
     for url in ("", shop.url):
         found = await tried(proxy, good, url)
         assert (found.valid, found.reason) == (True, "")
-        assert found.detail.startswith("the MCP server takes it, and lists ")
+        assert found.detail.startswith("the MCP server takes it; tools that it lists: ")
     refused = await tried(proxy, wrong)
     assert (refused.valid, refused.reason) == (False, "CREDENTIAL_REVOKED")
     elsewhere = await tried(proxy, await bearer(proxy, "http://127.0.0.1:1", "x"))

@@ -325,7 +325,8 @@ class VaultProxyServiceServicer:
         * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
         * `PERMISSION_DENIED`: its address is not one that may be called
         (`SERVER_ADDRESS_DENIED`).
-        * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
+        * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way, or the vault holds 20
+        credentials (`FULL`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -338,7 +339,8 @@ class VaultProxyServiceServicer:
 
         * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
         another, or the person or the server refuses (`OAUTH_FAILED`).
-        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+        * `NOT_FOUND`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`: as `StartConnection`,
+        of what has changed meanwhile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

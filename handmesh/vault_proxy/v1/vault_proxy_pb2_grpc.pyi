@@ -156,7 +156,8 @@ class VaultProxyServiceStub:
     * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
     * `PERMISSION_DENIED`: its address is not one that may be called
       (`SERVER_ADDRESS_DENIED`).
-    * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
+    * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way, or the vault holds 20
+      credentials (`FULL`).
     """
     FinishConnection: _grpc.UnaryUnaryMultiCallable[_vault_proxy_pb2.FinishConnectionRequest, _vault_proxy_pb2.FinishConnectionResponse]
     """Finishes it with what the redirect brought. Each state works once, whatever
@@ -165,7 +166,8 @@ class VaultProxyServiceStub:
 
     * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
       another, or the person or the server refuses (`OAUTH_FAILED`).
-    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+    * `NOT_FOUND`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`: as `StartConnection`,
+      of what has changed meanwhile.
     """
 
 @_typing.type_check_only
@@ -296,7 +298,8 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
     * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
     * `PERMISSION_DENIED`: its address is not one that may be called
       (`SERVER_ADDRESS_DENIED`).
-    * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
+    * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way, or the vault holds 20
+      credentials (`FULL`).
     """
     FinishConnection: _aio.UnaryUnaryMultiCallable[_vault_proxy_pb2.FinishConnectionRequest, _vault_proxy_pb2.FinishConnectionResponse]  # type: ignore[assignment]
     """Finishes it with what the redirect brought. Each state works once, whatever
@@ -305,7 +308,8 @@ class VaultProxyServiceAsyncStub(VaultProxyServiceStub):
 
     * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
       another, or the person or the server refuses (`OAUTH_FAILED`).
-    * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+    * `NOT_FOUND`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`: as `StartConnection`,
+      of what has changed meanwhile.
     """
 
 class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -529,7 +533,8 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
         * `UNAVAILABLE`: the MCP server cannot be reached (`SERVER_UNAVAILABLE`).
         * `PERMISSION_DENIED`: its address is not one that may be called
           (`SERVER_ADDRESS_DENIED`).
-        * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way (`FULL`).
+        * `RESOURCE_EXHAUSTED`: the tenant has 1,000 under way, or the vault holds 20
+          credentials (`FULL`).
         """
 
     @_abc_1.abstractmethod
@@ -544,7 +549,8 @@ class VaultProxyServiceServicer(metaclass=_abc_1.ABCMeta):
 
         * `FAILED_PRECONDITION`: the state is unknown, used or too old, the issuer is
           another, or the person or the server refuses (`OAUTH_FAILED`).
-        * `NOT_FOUND`: `VAULT_NOT_FOUND`, also for an archived one.
+        * `NOT_FOUND`, `ALREADY_EXISTS`, `RESOURCE_EXHAUSTED`: as `StartConnection`,
+          of what has changed meanwhile.
         """
 
 def add_VaultProxyServiceServicer_to_server(servicer: VaultProxyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

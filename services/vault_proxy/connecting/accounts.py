@@ -53,7 +53,7 @@ class Accounts:
         """Finds out how, and remembers it.
 
         Raises Invalid, Gone (`VAULT_NOT_FOUND`), Exists (`CREDENTIAL_EXISTS`), Refused (`OAUTH_UNSUPPORTED`,
-        `OAUTH_FAILED`), Denied (`SERVER_ADDRESS_DENIED`), Unavailable or Full.
+        `OAUTH_FAILED`), Denied (`SERVER_ADDRESS_DENIED`), Unavailable or Full: of the vault, too.
         """
         check_name(wish.name)
         authorizing.check_redirect(wish.redirect_uri)

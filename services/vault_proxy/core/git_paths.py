@@ -70,8 +70,6 @@ def route(method: str, target: str) -> Route:
     if matched is None:
         raise RouteRefused(400, "expected /host/owner/name and what git asks for, in plain characters")
     authority, rest, query = matched.groups()
-    if any(each in {"", ".", ".."} for each in rest.split("/")):
-        raise RouteRefused(400, "a path has no empty part, and none that is . or ..")
     endpoint = next((each for each in _ENDPOINTS if f"/{rest}".endswith(each)), None)
     if endpoint is None:
         if _DUMB.fullmatch(rest):
@@ -80,7 +78,7 @@ def route(method: str, target: str) -> Route:
     name = rest[: -len(endpoint)]
     path, ending = (name[:-4], ".git") if name.endswith(".git") else (name, "")
     if not PATH.fullmatch(path):
-        raise RouteRefused(400, "expected /host/owner/name")
+        raise RouteRefused(400, "expected /host/owner/name, with no part that is empty, . or ..")
     return _asked(method, endpoint, query, Route(Asked.OBJECTS, authority, path, ending))
 
 

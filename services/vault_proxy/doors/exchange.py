@@ -119,10 +119,11 @@ class Caller:
 
 
 class Host:
-    """The server's side of a connection."""
+    """The server's side of a connection. `used` says whether it has answered a request."""
 
     def __init__(self, wire: Wire) -> None:
         self.wire = wire
+        self.used = False
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
 
     async def send(self, event: Any) -> None:
@@ -159,10 +160,15 @@ class Host:
                 return event
             self._http.receive_data(await self.wire.read())
 
+    async def gone(self) -> None:
+        """Waits until the server ends the connection, or says something that nobody asked for. Between two requests."""
+        await self.wire.read()
+
     def again(self) -> bool:
         """Makes ready for the next request. False when the connection is good for none."""
         if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
             return False
+        self.used = True
         self._http.start_next_cycle()
         return True
 

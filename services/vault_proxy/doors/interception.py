@@ -6,6 +6,7 @@ host answers is searched for them. HTTP/1.1 only; a request to upgrade to someth
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import h11
@@ -16,7 +17,7 @@ from services.kit.origin import UrlRefused
 from services.vault_proxy.core.egress import Target, host_header
 from services.vault_proxy.core.masking import Mask
 from services.vault_proxy.core.placeholders import Swap, Swapping, is_binary
-from services.vault_proxy.doors.exchange import Caller, Headers, Host, Mender, passed_on, relay, value_of
+from services.vault_proxy.doors.exchange import Caller, Headers, Host, Mender, passed_on, relay, stopped, value_of
 from services.vault_proxy.doors.purse import Purse
 from services.vault_proxy.doors.refusal import Refusal, malformed, unreachable
 from services.vault_proxy.doors.uses import Uses
@@ -85,7 +86,7 @@ class Interception:
         caller = Caller(client)
         try:
             host: Host | None = None
-            while (request := await caller.head()) is not None:
+            while (request := await _next(caller, host)) is not None:
                 swaps = await swaps_for(self._purse, visit.access, target.host)
                 _check(request, target)
                 if host is None:
@@ -106,7 +107,10 @@ class Interception:
         try:
             status = await relay(caller, host, outgoing, body, mender, close=False)
         except WireBroken:
-            await caller.refuse(unreachable(target, "broke the connection off"))  # unless its answer has begun
+            # Unless its answer has begun. A server that tires of a connection may do so while a request is on its way:
+            # then the sandbox's connection ends without an answer too, and clients know what to do.
+            if not host.used:
+                await caller.refuse(unreachable(target, "broke the connection off"))
             return False
         finally:
             self._used(visit, target, swapping, status)
@@ -120,6 +124,18 @@ class Interception:
             self._uses.note(visit.access.session_id, target.host, swap, result)
         if status == 401 and swapping.used:
             self._purse.forget(visit.access.session_id)
+
+
+async def _next(caller: Caller, host: Host | None) -> h11.Request | None:
+    """Returns the sandbox's next request, None when there is none or the host has ended the connection meanwhile."""
+    if host is None:
+        return await caller.head()
+    asked, gone = asyncio.create_task(caller.head()), asyncio.create_task(host.gone())
+    try:
+        await asyncio.wait({asked, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return None if gone.done() else await asked
+    finally:
+        await stopped(asked, gone)
 
 
 def _check(request: h11.Request, target: Target) -> None:

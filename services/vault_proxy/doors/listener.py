@@ -21,7 +21,7 @@ from typing import Any
 from services.kit.identity import URI_PREFIX
 from services.kit.logs import Log
 from services.vault_proxy.doors.tickets import CHARACTERS, Ticket, Tickets
-from services.vault_proxy.doors.visit import Door
+from services.vault_proxy.doors.visit import Door, Visit
 
 DIALLER = "sandbox"  # the only service that may connect
 PREFACE_SECONDS = 5.0  # for TLS, and again for the ticket
@@ -40,7 +40,8 @@ class Listener:
         self._tickets = tickets
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._visits: defaultdict[str, set[asyncio.Task[Any]]] = defaultdict(set)
+        self._visits: defaultdict[str, dict[asyncio.Task[Any], Visit]] = defaultdict(dict)
+        self._doubt = asyncio.Event()
         self.address = ""  # where it listens, once it does
 
     async def start(self, listen: str, tls_dir: Path) -> None:
@@ -66,6 +67,22 @@ class Listener:
         """Cuts a session's connections."""
         for visit in tuple(self._visits.get(session_id, ())):
             visit.cancel()
+
+    def doubt(self) -> None:
+        """Has each connection looked at: the end of its session may have been missed."""
+        self._doubt.set()
+
+    async def keep_looking(self) -> None:
+        """Cuts, whenever there is doubt, the connections that came with grants which are not good any more, for ever.
+
+        A newer epoch voids a grant, too: then a connection is cut that an end of the session alone would have cut.
+        """
+        while True:
+            await self._doubt.wait()
+            self._doubt.clear()
+            for task, visit in [each for visits in self._visits.values() for each in visits.items()]:
+                if visit.holds is not None and not await visit.holds():
+                    task.cancel()
 
     async def stop(self) -> None:
         """Cuts all connections and listens no more."""
@@ -113,14 +130,14 @@ class Listener:
         task = asyncio.current_task()
         assert task is not None
         session_id = ticket.visit.access.session_id
-        self._visits[session_id].add(task)
+        self._visits[session_id][task] = ticket.visit
         try:
             async with asyncio.timeout(VISIT_SECONDS):
                 await self._doors[ticket.door].serve(ticket.visit, reader, writer)
         except TimeoutError:
             _log.info("a visit took too long", session_id=session_id, door=ticket.door)
         finally:
-            self._visits[session_id].discard(task)
+            del self._visits[session_id][task]
             if not self._visits[session_id]:
                 del self._visits[session_id]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.vault_proxy.grants import Access
@@ -20,11 +21,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class Visit:
-    """One connection: of a session's sandbox."""
+    """One connection: of a session's sandbox. `holds` says whether the grant that it came with is still good."""
 
     access: Access
     sandbox_id: str
     policy: Policy = Policy()
+    holds: Callable[[], Awaitable[bool]] | None = field(default=None, repr=False, compare=False)
 
 
 class Door(Protocol):

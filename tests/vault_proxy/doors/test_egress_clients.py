@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import sys
@@ -54,6 +55,7 @@ async def test_git(world: World) -> None:
     assert server.requests[0].headers["x-key"] == "canary-of-clients"
 
 
+@functools.cache  # it says when it was made
 def wheel() -> bytes:
     """Returns the smallest package that pip takes."""
     data, info = io.BytesIO(), "probe-1.0.dist-info"
@@ -67,16 +69,16 @@ def wheel() -> bytes:
 
 async def test_pip(world: World) -> None:
     """With the key as the index's password: it is inside of Basic."""
-    name = "probe-1.0-py3-none-any.whl"
+    name, content = "probe-1.0-py3-none-any.whl", wheel()
     answers = {
         "/simple/probe/": Reply(200, f'<a href="/files/{name}">{name}</a>'.encode(), {"Content-Type": "text/html"}),
-        f"/files/{name}": Reply(200, wheel(), {"Content-Type": "application/octet-stream"}),
+        f"/files/{name}": Reply(200, content, {"Content-Type": "application/octet-stream"}),
     }
     host, stands, server = await keyed(world, answers)
     index = f"https://user:{stands}@{host}/simple"
     command = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", "--no-deps", "-i", index)
     shown = await world.run(*command, "probe", PIP_CERT=str(world.trusted), PIP_CONFIG_FILE="/dev/null")
-    assert (world.directory / name).read_bytes() == wheel(), shown
+    assert (world.directory / name).read_bytes() == content, shown
     assert {request.headers.get("authorization") for request in server.requests} <= {
         None,
         "Basic dXNlcjpjYW5hcnktb2YtY2xpZW50cw==",

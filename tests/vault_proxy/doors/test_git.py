@@ -14,6 +14,7 @@ from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy.bao import seal, unseal
 from tests.vault_proxy.conftest import Proxy, Start, vault_settings
 from tests.vault_proxy.doors.conftest import NAME, VALUE, World
+from tests.vault_proxy.doors.dialling import dial
 from tests.vault_proxy.doors.git_world import AGENT, add_login, rotate, rule, sandbox
 
 
@@ -196,6 +197,27 @@ async def test_the_end_of_a_session_cuts_what_runs(world: World) -> None:
     assert (await cloning).code != 0
     go_on.set()
     world.host.strange = lambda request: None
+
+
+@pytest.mark.parametrize("missed", [True, False])
+async def test_an_end_that_was_missed_cuts_what_runs_all_the_same(small_world: World, missed: bool) -> None:
+    """The stream of revocations was down meanwhile: once it is back, every connection's grant is looked at again."""
+    world = small_world
+    ticket, address = await world.box.ticket()
+    reader, writer = await dial(address, world.proxy.tls / "sandbox", ticket)
+    writer.write(b"GET /")
+    await writer.drain()
+    if missed:
+        del world.proxy.peer.grants[world.box.grant]
+    world.proxy.peer.break_streams()
+    await world.proxy.peer.watched.wait()
+    if missed:
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await reader.readexactly(1)
+    else:
+        writer.write(b" HTTP/1.1\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
 
 
 @pytest.mark.vault

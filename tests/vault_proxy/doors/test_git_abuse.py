@@ -171,6 +171,7 @@ async def test_what_a_host_says_back_is_kept_outside(small_world: World, where: 
     said = await world.box.raw(f"GET {path(world, REFERENCES)} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
     assert len(world.host.requests) == 1
     assert said.startswith(b"HTTP/1.1 200 " if where in ("header", "side band") else b"HTTP/1.1 "), said
+    assert (b"redirect, which is not followed" in said) == (where == "redirect")
     encoded = reflected(world.host.requests[0]).removeprefix(b"Basic ")
     assert VALUE.encode() not in said and encoded not in said and b"X-Secret" not in said
 

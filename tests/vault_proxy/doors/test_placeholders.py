@@ -23,7 +23,7 @@ from services.vault_proxy.core.scrub import MARK, forms_of
 from services.vault_proxy.doors import purse
 from services.vault_proxy.doors.interception import BODY_BYTES
 from services.vault_proxy.secret import Secret
-from tests.vault_proxy.doors.egress_world import HOST, VALUE, World, egress_world
+from tests.vault_proxy.doors.egress_world import HOST, VALUE, World, egress_world, tls_of
 from tests.vault_proxy.strange_server import Reply, Request
 
 PLAIN = {"Content-Type": "text/plain"}
@@ -484,6 +484,34 @@ async def test_a_host_that_breaks_off_is_a_502(world: World) -> None:
     answer = await inside(world, port, f"GET / HTTP/1.1\r\nHost: {HOST}\r\nX-Key: {stands}\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 502 ")
     assert [use.result for _, use in world.said.uses] == ["SERVER_UNAVAILABLE"]
+
+
+async def test_a_connection_that_its_host_ends_is_ended(world: World) -> None:
+    """Between two requests, and under the second one: clients then make it again on a new connection."""
+    seen = asyncio.Event()
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nfine")
+        if reads_on:
+            await reader.readuntil(b"\r\n\r\n")
+            seen.set()
+        writer.close()
+
+    server = await asyncio.start_server(once, "127.0.0.1", 0, ssl=tls_of(world.signer, HOST))
+    port = server.sockets[0].getsockname()[1]
+    world.allow(f"{HOST}:{port}")
+    await world.credential("plain-canary")
+    ask = f"GET / HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode()
+    for reads_on in (False, True):
+        reader, writer = await world.tunnel(port)
+        writer.write(ask)
+        await reader.readuntil(b"fine")
+        if reads_on:
+            writer.write(ask)
+        assert await reader.read() == b""
+    assert seen.is_set()
+    server.close()
 
 
 async def test_tls_inside_names_the_host_of_the_tunnel(world: World) -> None:

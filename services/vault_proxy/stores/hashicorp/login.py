@@ -21,8 +21,8 @@ import requests
 from services.kit.errors import Unavailable
 from services.kit.logs import Log
 from services.vault_proxy.quiet import silence
+from services.vault_proxy.stores.hashicorp.reads import REQUEST_SECONDS
 
-REQUEST_SECONDS = 1.0  # for one request to connect, and for its answer
 NO_END = 3600.0  # what the life of a login is taken for that has no end
 RENEW_AT = 0.5  # of a login's life: from then on it is renewed when it is used
 WRAPPED_AT = r"auth/[a-z0-9_/-]+/role/[A-Za-z0-9_-]+/secret-id"  # where a genuine wrapped secret id was made

@@ -17,7 +17,7 @@ from services.kit.errors import Unavailable
 from services.kit.logs import Log
 from services.vault_proxy.secret import Secret
 
-REQUEST_SECONDS = 1.0  # for one request to connect, and for its answer
+REQUEST_SECONDS = 1.6  # for one request to connect, and for its answer: less than a call may take
 MOST_IDLE = 16  # connections that are kept for the next request
 NOTHING = 404  # the status where nothing lies
 
