@@ -54,7 +54,7 @@ def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -
         *KEEPALIVE_OPTIONS,
         ("grpc.service_config", json.dumps({"methodConfig": methods})),
         ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # what one attempt to connect may take, with its handshake
         ("grpc.max_reconnect_backoff_ms", 1_000),
     ]
     first, several, _ = address.partition(",")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from handmesh.session.v1.session_pb2 import CheckGrantResponse
 from services.kit.errors import Conflict, Gone, Unauthenticated
 from services.kit.grants import Grants, shown
 from services.kit.guard import Context
@@ -52,8 +53,11 @@ class Leave:
             return list(found)
         return [info for info in found if not info.labels.pool and await self._is_callers(info.labels)]
 
-    async def to_release(self, sandbox_id: str) -> bool:
-        """Says whether to release a sandbox: another tenant's is as good as none. Half-made ones are nobody's."""
+    async def to_release(self, context: Context, sandbox_id: str) -> bool:
+        """Says whether to release a sandbox: another tenant's is as good as none. Half-made ones are nobody's.
+
+        A harness releases what is its session's. Raises Unauthenticated (`GRANT_INVALID`).
+        """
         try:
             labels = await self._labels(sandbox_id)
         except Gone:
@@ -62,6 +66,7 @@ class Leave:
             await self._check_tenant(labels, sandbox_id)
         except Gone:
             return False
+        await self._granted(context, labels.session_id)
         return True
 
     async def to_act(self, context: Context, sandbox_id: str, epoch: int) -> None:
@@ -111,12 +116,17 @@ class Leave:
         return known
 
     async def _check_grant(self, context: Context, session_id: str, epoch: int) -> None:
+        granted = await self._granted(context, session_id)
+        if granted is not None and granted.epoch != epoch:
+            raise Conflict("EPOCH_STALE", "a newer harness owns the session", epoch=granted.epoch)
+
+    async def _granted(self, context: Context, session_id: str) -> CheckGrantResponse | None:
+        """Returns what a harness's grant for the session allows, and notes the grant. Of others none is asked."""
         if self._grants is None or not session_id or caller().kind != HARNESS:
-            return
+            return None
         grant = shown(context.invocation_metadata())
         granted = await self._grants.check(grant)
         if granted.session_id != session_id:
             raise Unauthenticated("GRANT_INVALID", "the grant is another session's")
-        if granted.epoch != epoch:
-            raise Conflict("EPOCH_STALE", "a newer harness owns the session", epoch=granted.epoch)
         self._passes.note(session_id, granted.epoch, grant)
+        return granted

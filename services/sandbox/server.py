@@ -100,7 +100,7 @@ class SandboxServicer(Later):
         return answer
 
     async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
-        if await self._leave.to_release(request.sandbox_id):
+        if await self._leave.to_release(context, request.sandbox_id):
             await self._sandboxes.release(request.sandbox_id)
         return pb.ReleaseResponse()
 

@@ -247,7 +247,8 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Release(self, request, context):
-        """Destroys a sandbox and all that is in it. Idempotent.
+        """Destroys a sandbox and all that is in it. Idempotent. A harness needs the
+        grant of the session that has it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -115,7 +115,9 @@ class SandboxServiceStub:
     ListEnvironments: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListEnvironmentsRequest, _sandbox_pb2.ListEnvironmentsResponse]
     """Lists the environments that the operator configured."""
     Release: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ReleaseRequest, _sandbox_pb2.ReleaseResponse]
-    """Destroys a sandbox and all that is in it. Idempotent."""
+    """Destroys a sandbox and all that is in it. Idempotent. A harness needs the
+    grant of the session that has it.
+    """
     PutResources: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.PutResourcesRequest, _sandbox_pb2.PutResourcesResponse]
     """Puts resources into a sandbox that there is. Idempotent by path.
 
@@ -253,7 +255,9 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     ListEnvironments: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListEnvironmentsRequest, _sandbox_pb2.ListEnvironmentsResponse]  # type: ignore[assignment]
     """Lists the environments that the operator configured."""
     Release: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ReleaseRequest, _sandbox_pb2.ReleaseResponse]  # type: ignore[assignment]
-    """Destroys a sandbox and all that is in it. Idempotent."""
+    """Destroys a sandbox and all that is in it. Idempotent. A harness needs the
+    grant of the session that has it.
+    """
     PutResources: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.PutResourcesRequest, _sandbox_pb2.PutResourcesResponse]  # type: ignore[assignment]
     """Puts resources into a sandbox that there is. Idempotent by path.
 
@@ -442,7 +446,9 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.ReleaseRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.ReleaseResponse, _abc.Awaitable[_sandbox_pb2.ReleaseResponse]]:
-        """Destroys a sandbox and all that is in it. Idempotent."""
+        """Destroys a sandbox and all that is in it. Idempotent. A harness needs the
+        grant of the session that has it.
+        """
 
     @_abc_1.abstractmethod
     def PutResources(

@@ -59,7 +59,7 @@ class RemoteHands:
         try:
             made = await self._provision(request, under)
         except Exists:
-            await self._release(session_id, request.request_id)
+            await self._release(session_id, request.request_id, under)
             made = await self._provision(request, under)
         return Sandbox(made.sandbox_id, made.environment, tuple(made.unenforced_limits))
 
@@ -69,13 +69,14 @@ class RemoteHands:
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
 
-    async def _release(self, session_id: str, request_id: str) -> None:
+    async def _release(self, session_id: str, request_id: str, under: Standing) -> None:
         wanted = pb.ListSandboxesRequest(session_id=session_id)
         try:
             found = (await self._stub.ListSandboxes(wanted, timeout=LOOK_UP_SECONDS)).sandboxes
             for sandbox in found:
                 if sandbox.request_id == request_id:
-                    await self._stub.Release(pb.ReleaseRequest(sandbox_id=sandbox.sandbox_id), timeout=RELEASE_SECONDS)
+                    gone = pb.ReleaseRequest(sandbox_id=sandbox.sandbox_id)
+                    await self._stub.Release(gone, metadata=_shown(under), timeout=RELEASE_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
 
