@@ -148,7 +148,7 @@ async def test_a_harness_that_sleeps_too_long(world: Brains, client: Client) -> 
         await seen.session.send("hello")
         again = Seen(seen.session)
         await again.kind("turn_ended", 2)
-        assert again.count("harness_woke") == 3  # the sleeper took nothing back
+        assert again.count("harness_woke") in (2, 3)  # the sleeper took nothing back: the other one may still keep it
         assert again.count("model_replied") == seen.count("model_replied") + 1
         await again.close()
     say("another harness after SIGSTOP of the first", took)
