@@ -15,9 +15,10 @@ from handmesh.client.health import serves
 from handmesh.launcher.errors import AlreadyRunning, LaunchError
 from handmesh.launcher.files import private_directory
 from handmesh.launcher.lock import running
+from handmesh.launcher.openbao import approle_file
 from handmesh.launcher.ports import SERVICES, require_free
 from handmesh.launcher.processes import log_tail
-from handmesh.launcher.settings import MeshSettings, Scripted
+from handmesh.launcher.settings import MeshFiles, MeshSettings, Scripted
 
 HEALTHY_WITHIN = 60.0
 """Seconds for the whole start."""
@@ -26,7 +27,7 @@ LOOK_EVERY = 0.02
 
 
 async def start(settings: MeshSettings) -> int:
-    """Starts the mesh as a process of its own and returns 0 when all four services serve.
+    """Starts the mesh as a process of its own and returns 0 when all four services serve, and have their logins.
 
     Raises LaunchError, with the end of its log, when it ends before, or is not healthy in time.
     """
@@ -50,8 +51,9 @@ async def start(settings: MeshSettings) -> int:
 
 
 async def _healthy(settings: MeshSettings, child: subprocess.Popen[bytes], log: Path) -> None:
+    login = approle_file(MeshFiles(settings.data_directory).openbao)  # of vault_proxy, which serves before it has one
     for service in SERVICES:
-        while not await serves(settings.ports.client(service)):
+        while not await serves(settings.ports.client(service)) or (service == "vault_proxy" and not login.exists()):
             if child.poll() is not None:
                 tail = "\n".join(log_tail(log))
                 raise LaunchError(f"the mesh did not start (exit code {child.returncode}):\n{tail}")

@@ -220,12 +220,12 @@ async def test_an_ended_sessions_sandbox_is_gone(own_nats_server: NatsServer, id
         assert "SANDBOX_GONE" in str(running_there.exception())
         await session.client.ArchiveSession(session_pb2.ArchiveSessionRequest(session_id=ids[2]))
         await only(service, {kept, going[2]})
-        await session.wake(ids[0])  # a newer harness voids the grants of older ones: that ends nothing
+        _, grant = await session.wake(ids[0])  # a newer harness voids the grants of older ones: that ends nothing
         await service.end(signal.SIGKILL)
         await session.client.EndSession(session_pb2.EndSessionRequest(session_id=ids[3]))
         await service.start()
         await only(service, {kept})
-        await service.stub.Release(pb.ReleaseRequest(sandbox_id=kept))
+        await service.stub.Release(pb.ReleaseRequest(sandbox_id=kept), metadata=((GRANT_KEY, grant),))
         assert await service.end(signal.SIGTERM) == 0
         await service.channel.close()
 
