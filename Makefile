@@ -46,7 +46,7 @@ down: setup ## Stop the mesh that `make up` started
 
 .PHONY: test
 test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
-	@$(PY) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(ARGS)
 
 .PHONY: drill
 drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 25 minutes)

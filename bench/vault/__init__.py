@@ -5,6 +5,7 @@ One real mesh for all of it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 from bench.figure import Figure
@@ -15,6 +16,7 @@ PARTS = {"calls": calls.measure, "reads": reads.measure, "crowd": crowd.measure,
 
 async def measure(size: str, only: str) -> AsyncIterator[Figure]:
     """Yields the figures, of the parts whose name begins with `only`."""
+    logging.getLogger("services").setLevel(logging.ERROR)  # a vault that is away is said again and again
     async with world.start() as started:
         for name, part in PARTS.items():
             if name.startswith(only):
