@@ -86,6 +86,15 @@ def _host(host: str) -> str:
     return host
 
 
+def host_and_port(text: str) -> tuple[str, int | None]:
+    """Reads `host[:port]`; the port is None where none is written. Raises UrlRefused."""
+    if set(text) & set("/?"):
+        raise UrlRefused("there is more than a host and a port")
+    origin = origin_of(f"http://{text}")
+    explicit = text.rpartition("]")[2].rpartition(":")[1] != ""
+    return origin.host, origin.port if explicit else None
+
+
 @dataclass(frozen=True)
 class Allowed:
     """Hosts of a development machine or a private network: they may be plain http, loopback or private addresses.
@@ -108,13 +117,9 @@ def parse_allowed(value: str) -> Allowed:
     entries: set[tuple[str, int | None]] = set()
     for each in filter(None, (part.strip() for part in value.split(","))):
         try:
-            if set(each) & set("/?"):
-                raise UrlRefused
-            origin = origin_of(f"http://{each}")
+            entries.add(host_and_port(each))
         except UrlRefused:
             raise ValueError("host[:port], separated by commas") from None
-        explicit = each.rpartition("]")[2].rpartition(":")[1] != ""
-        entries.add((origin.host, origin.port if explicit else None))
     return Allowed(frozenset(entries))
 
 

@@ -12,9 +12,9 @@ import pytest_asyncio
 from tests.security.ground import Ground, ground_of
 from tests.support.canary import mint
 from tests.support.requirements import require
-from tests.vault_proxy.conftest import proxy, session_peer, shop, shop_grant, start, store_settings
+from tests.vault_proxy.conftest import proxy, session_peer, shop, shop_grant, start, store_settings, strange
 
-__all__ = ["proxy", "session_peer", "shop", "shop_grant", "start", "store_settings"]
+__all__ = ["proxy", "session_peer", "shop", "shop_grant", "start", "store_settings", "strange"]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -6,8 +6,6 @@ resolve to.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import grpc
 import pytest
 
@@ -22,19 +20,10 @@ from services.vault_proxy.secret import Secret
 from tests.kit.test_origin import REFUSED_ADDRESSES, REFUSED_URLS
 from tests.support.heard import SOCKETS
 from tests.vault_proxy.conftest import Start
-from tests.vault_proxy.strange_server import Reply, StrangeServer, strange_server
+from tests.vault_proxy.strange_server import StrangeServer, strange_server
 from tests.vault_proxy.test_outbound import KEY, post, resolving
 
 LONG_AGO = "2026-01-01T00:00:00Z"
-
-
-@pytest.fixture
-async def strange() -> AsyncIterator[StrangeServer]:
-    """A server on loopback that answers anything with JSON."""
-    async with strange_server(
-        answer=lambda request: Reply(200, b"{}", {"Content-Type": "application/json"})
-    ) as started:
-        yield started
 
 
 def test_the_table_is_as_long_as_it_says() -> None:

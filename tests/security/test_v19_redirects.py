@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
@@ -18,16 +17,6 @@ from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy.conftest import Proxy, put_credential
 from tests.vault_proxy.strange_server import OlderServer, Reply, Request, StrangeServer, strange_server
 from tests.vault_proxy.test_outbound import bearer, post
-
-
-@pytest.fixture
-async def strange() -> AsyncIterator[StrangeServer]:
-    """A server on loopback that answers anything with JSON."""
-    async with strange_server(
-        answer=lambda request: Reply(200, b"{}", {"Content-Type": "application/json"})
-    ) as started:
-        yield started
-
 
 REDIRECTS = [301, 302, 303, 307, 308]
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from services.kit.origin import Allowed, parse_allowed
 from services.vault_proxy.outbound import BodyRefused, Failure, Outbound, observe
 from tests.support.heard import SOCKETS
-from tests.vault_proxy.strange_server import Reply, StrangeServer, strange_server
+from tests.vault_proxy.strange_server import Reply, StrangeServer
 from tests.vault_proxy.test_outbound import bearer, post, resolving
 
 PUBLIC = "93.184.216.34"
-
-
-@pytest.fixture
-async def strange() -> AsyncIterator[StrangeServer]:
-    """A server on loopback that answers anything with JSON."""
-    async with strange_server(
-        answer=lambda request: Reply(200, b"{}", {"Content-Type": "application/json"})
-    ) as started:
-        yield started
 
 
 async def test_a_name_that_changes_its_mind_is_judged_anew(strange: StrangeServer) -> None:

@@ -28,6 +28,7 @@ from services.vault_proxy.settings import Settings
 from tests.support.mesh_server import Served, served
 from tests.support.openbao import OpenBaoServer
 from tests.vault_proxy.session_peer import GRANT_KEY, NAME, SessionPeer
+from tests.vault_proxy.strange_server import Reply, StrangeServer, strange_server
 
 ONCE = (("handmesh.vault_proxy.v1.VaultProxyService", "Execute"),)
 TOKEN = "canary+T0ken/for=tests~01"
@@ -219,3 +220,12 @@ def store_settings(request: pytest.FixtureRequest) -> dict[str, str]:
         return {}
     bao: OpenBaoServer = request.getfixturevalue("openbao")
     return vault_settings(bao)
+
+
+@pytest.fixture
+async def strange() -> AsyncIterator[StrangeServer]:
+    """A server on loopback that answers anything with JSON."""
+    async with strange_server(
+        answer=lambda request: Reply(200, b"{}", {"Content-Type": "application/json"})
+    ) as started:
+        yield started

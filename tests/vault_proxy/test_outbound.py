@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,6 @@ def resolving(*answers: Sequence[str]) -> Any:
         return left.pop(0) if len(left) > 1 else left[0]
 
     return resolve
-
-
-@pytest.fixture
-async def strange() -> AsyncIterator[StrangeServer]:
-    """A server on loopback that answers anything with JSON."""
-    async with strange_server(
-        answer=lambda request: Reply(200, b"{}", {"Content-Type": "application/json"})
-    ) as started:
-        yield started
 
 
 async def post(outbound: Outbound, url: str, **more: Any) -> tuple[Any, Exchange]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.kit.origin import UrlRefused, origin_of
+from services.kit.origin import UrlRefused, host_and_port, origin_of
 
 DEFAULT_PORTS = (80, 443)
 SHOWN_CHARACTERS = 400  # of the rules that a refusal shows
@@ -60,15 +60,11 @@ def fits(host: str, allowed: str) -> bool:
 def rule_of(text: str) -> Rule:
     """Reads a rule. Raises ValueError with what was expected."""
     below = text.startswith("*.")
-    name = text[2:] if below else text
     try:
-        if set(name) & set("/?"):
-            raise UrlRefused
-        origin = origin_of(f"http://{name}")
+        host, port = host_and_port(text[2:] if below else text)
     except UrlRefused:
         raise ValueError("host[:port] or *.host[:port], in ASCII") from None
-    explicit = name.rpartition("]")[2].rpartition(":")[1] != ""
-    return Rule(origin.host, below, origin.port if explicit else None)
+    return Rule(host, below, port)
 
 
 def rules_of(texts: Iterable[str]) -> tuple[Rule, ...]:

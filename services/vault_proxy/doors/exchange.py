@@ -41,12 +41,57 @@ def _size(head: h11.Request | h11.Response) -> int:
     return first + sum(len(name) + len(value) for name, value in head.headers)
 
 
-class Caller:
+class _Side:
+    """One side of a connection."""
+
+    def __init__(self, wire: Wire, role: Any) -> None:
+        self.wire = wire
+        self._http = h11.Connection(role, max_incomplete_event_size=HEAD_BYTES)
+
+    async def send(self, event: Any) -> None:
+        """Sends a part of a message. Raises WireBroken, also when the other side has ended what it said."""
+        try:
+            data = self._http.send(event)
+        except h11.LocalProtocolError:
+            raise WireBroken from None
+        if data:
+            await self.wire.write(data)
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Gives the body of what came. Raises WireBroken when it breaks off, and what `_refused` makes of nonsense."""
+        while isinstance(event := await self._event(), h11.Data):
+            yield bytes(event.data)
+        if not isinstance(event, h11.EndOfMessage):
+            raise WireBroken
+
+    def again(self) -> bool:
+        """Makes ready for the next request. False when the connection is good for none."""
+        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
+            return False
+        self._http.start_next_cycle()
+        return True
+
+    async def _event(self) -> Any:
+        while True:
+            try:
+                event = self._http.next_event()
+            except h11.RemoteProtocolError as problem:
+                raise self._refused(problem) from None
+            if event is not h11.NEED_DATA:
+                return event
+            if self._http.they_are_waiting_for_100_continue:
+                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
+            self._http.receive_data(await self.wire.read())
+
+    def _refused(self, problem: h11.RemoteProtocolError) -> Exception:
+        return WireBroken()
+
+
+class Caller(_Side):
     """The sandbox's side of a connection."""
 
     def __init__(self, wire: Wire) -> None:
-        self.wire = wire
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        super().__init__(wire, h11.SERVER)
 
     async def head(self) -> h11.Request | None:
         """Returns the next request, None when there is none. Raises Refusal for one that has no single reading."""
@@ -62,33 +107,8 @@ class Caller:
             raise malformed("a request has either Content-Length or Transfer-Encoding")
         return event
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Gives the body of the request. Raises Refusal when it is no proper one, and WireBroken when it breaks off."""
-        while isinstance(event := await self._event(), h11.Data):
-            yield bytes(event.data)
-        if not isinstance(event, h11.EndOfMessage):
-            raise WireBroken
-
-    async def _event(self) -> Any:
-        while True:
-            try:
-                event = self._http.next_event()
-            except h11.RemoteProtocolError as problem:
-                raise malformed("no proper HTTP request", problem.error_status_hint) from None
-            if event is not h11.NEED_DATA:
-                return event
-            if self._http.they_are_waiting_for_100_continue:
-                await self.send(h11.InformationalResponse(status_code=100, headers=[]))
-            self._http.receive_data(await self.wire.read())
-
-    async def send(self, event: Any) -> None:
-        """Sends a part of an answer. Raises WireBroken."""
-        try:
-            data = self._http.send(event)
-        except h11.LocalProtocolError:
-            raise WireBroken from None
-        if data:
-            await self.wire.write(data)
+    def _refused(self, problem: h11.RemoteProtocolError) -> Exception:
+        return malformed("no proper HTTP request", problem.error_status_hint)
 
     async def connected(self) -> bytes:
         """Answers CONNECT. Returns what came behind it."""
@@ -110,30 +130,13 @@ class Caller:
         await self.send(h11.Data(data=text))
         await self.send(h11.EndOfMessage())
 
-    def again(self) -> bool:
-        """Makes ready for the next request. False when the connection is good for none."""
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            return False
-        self._http.start_next_cycle()
-        return True
 
-
-class Host:
+class Host(_Side):
     """The server's side of a connection. `used` says whether it has answered a request."""
 
     def __init__(self, wire: Wire) -> None:
-        self.wire = wire
+        super().__init__(wire, h11.CLIENT)
         self.used = False
-        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES)
-
-    async def send(self, event: Any) -> None:
-        """Sends a part of a request. Raises WireBroken."""
-        try:
-            data = self._http.send(event)
-        except h11.LocalProtocolError:  # the server has ended what it said, or it closes
-            raise WireBroken from None
-        if data:
-            await self.wire.write(data)
 
     async def head(self) -> h11.Response:
         """Returns the answer. Raises WireBroken when there is none that is one."""
@@ -143,34 +146,15 @@ class Host:
             raise WireBroken
         return event
 
-    async def body(self) -> AsyncIterator[bytes]:
-        """Gives the answer's body. Raises WireBroken when it breaks off."""
-        while isinstance(event := await self._event(), h11.Data):
-            yield bytes(event.data)
-        if not isinstance(event, h11.EndOfMessage):
-            raise WireBroken
-
-    async def _event(self) -> Any:
-        while True:
-            try:
-                event = self._http.next_event()
-            except h11.RemoteProtocolError:
-                raise WireBroken from None
-            if event is not h11.NEED_DATA:
-                return event
-            self._http.receive_data(await self.wire.read())
-
     async def gone(self) -> None:
         """Waits until the server ends the connection, or says something that nobody asked for. Between two requests."""
         await self.wire.read()
 
     def again(self) -> bool:
         """Makes ready for the next request. False when the connection is good for none."""
-        if self._http.our_state is not h11.DONE or self._http.their_state is not h11.DONE:
-            return False
-        self.used = True
-        self._http.start_next_cycle()
-        return True
+        again = super().again()
+        self.used = self.used or again
+        return again
 
 
 class Mender:
