@@ -1,4 +1,4 @@
-"""The vault: calls of MCP tools, reads of secrets, tokens of sessions, many sessions at once, a vault that is away.
+"""The vault: calls of MCP tools, reads of secrets, tokens of sessions, many sessions at once, ends, a vault that is away.
 
 One real mesh for all of it.
 """
@@ -9,9 +9,15 @@ import logging
 from collections.abc import AsyncIterator
 
 from bench.figure import Figure
-from bench.vault import away, calls, crowd, reads, world
+from bench.vault import away, calls, crowd, ends, reads, world
 
-PARTS = {"calls": calls.measure, "reads": reads.measure, "crowd": crowd.measure, "away": away.measure}
+PARTS = {
+    "calls": calls.measure,
+    "reads": reads.measure,
+    "crowd": crowd.measure,
+    "ends": ends.measure,
+    "away": away.measure,
+}
 
 
 async def measure(size: str, only: str) -> AsyncIterator[Figure]:

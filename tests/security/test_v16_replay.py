@@ -27,7 +27,7 @@ from tests.security.ground import Ground
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.bwrap, pytest.mark.asyncio(loop_scope="session")]
 
-# A second is promised, and bench/vault.py holds it; a machine that runs other tests beside this one gets two more.
+# A second is promised, and bench/vault/ends.py holds it; a machine that runs other tests beside this one gets two more.
 DEAD_WITHIN = 3.0
 
 
