@@ -1,4 +1,4 @@
-"""The vault: calls of MCP tools, reads of secrets, tokens of sessions, many sessions at once, ends, a vault that is away.
+"""The vault: calls of MCP tools, reads of secrets, tokens of sessions, many sessions, their ends, a vault that is away.
 
 One real mesh for all of it.
 """
