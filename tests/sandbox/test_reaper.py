@@ -176,9 +176,10 @@ async def test_news_need_no_round(tmp_path: Path) -> None:
 async def test_a_forgotten_sandbox_of_nobody_ends(tmp_path: Path, quick: None) -> None:
     """When nothing was begun in it for long; not while something runs, nor one that a session has."""
     async with reaping(tmp_path, None, idle_seconds=0.5) as sandboxes:
-        owned, busy, idle = await made(sandboxes, "s"), await made(sandboxes), await made(sandboxes)
+        owned, busy = await made(sandboxes, "s"), await made(sandboxes)
         run = Call(busy, "bash", '{"command": "until [ -e go ]; do sleep 0.01; done"}', "e")
         running = asyncio.create_task(sandboxes.execute(run))
+        idle = await made(sandboxes)  # the busy one is at work before this one is made: making may take long
         await gone(sandboxes, idle)
         began = time.monotonic()
         while time.monotonic() - began < 1.0:
