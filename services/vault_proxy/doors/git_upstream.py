@@ -87,18 +87,21 @@ class Upstream:
             self._streams = await asyncio.to_thread(self._make)
         streams: Streams = self._streams
         login, header = (None, None) if question.authorized else await self._credential(visit, repository)
+        mask = None if header is None else _mask(*header)
         q, result = question, UNANSWERED
         try:
             sent = Sent(q.method, q.url, q.headers, q.body, q.length, None if header is None else _basic(*header))
             async with streams.exchange(sent) as answer:
                 result = REFUSED if answer.status in (401, 403) else OK
                 self._check(repository, question, answer, login)
-                yield _masked(answer.parts, header)
+                yield answer.parts if mask is None else _masked(answer.parts, mask)
         except UrlRefused as refused:
             raise Refusal(403, "HOST_DENIED", f"the host is not called: {refused}", str(repository)) from None
         except NoAnswer:
             raise unreachable(repository, "does not answer, or breaks off") from None
         finally:
+            if mask is not None and mask.found and result == OK:
+                result = "CREDENTIAL_REFLECTED"
             if login is not None:
                 self._audit.used(visit.access.session_id, repository.origin.host, "", login, result)
 
@@ -145,14 +148,12 @@ def _basic(user: str, value: Secret[str]) -> Secret[str]:
     return Secret(f"Basic {base64.b64encode(f'{user}:{value.reveal()}'.encode()).decode()}")
 
 
-async def _masked(parts: AsyncIterator[bytes], header: tuple[str, Secret[str]] | None) -> AsyncIterator[bytes]:
+def _mask(user: str, value: Secret[str]) -> Mask:
+    return Mask([value.reveal(), _basic(user, value).reveal().removeprefix("Basic ")])
+
+
+async def _masked(parts: AsyncIterator[bytes], mask: Mask) -> AsyncIterator[bytes]:
     """Passes parts on, with the credential overwritten where a host says it back: a tripwire, not a boundary."""
-    if header is None:
-        async for part in parts:
-            yield part
-        return
-    user, value = header
-    mask = Mask([value.reveal(), _basic(user, value).reveal().removeprefix("Basic ")])
     async for part in parts:
         yield mask.feed(part)
     yield mask.rest()

@@ -27,6 +27,7 @@ from services.vault_proxy.grants import Access
 
 BODY_BYTES = 1024 * 1024  # of a request in which placeholders are replaced; a longer one goes as it is
 OK, UNREACHABLE, REFUSED = "ok", "SERVER_UNAVAILABLE", "CREDENTIAL_REVOKED"
+REFLECTED = "CREDENTIAL_REFLECTED"
 
 _log = Log("services.vault_proxy.doors")
 Connect = Callable[[], Awaitable[Wire]]
@@ -113,13 +114,13 @@ class Interception:
                 await caller.refuse(unreachable(target, "broke the connection off"))
             return False
         finally:
-            self._used(visit, target, swapping, status)
-            if mender.found:
-                _log.warning("a host said its credential", session_id=visit.access.session_id, host=target.host)
+            self._used(visit, target, swapping, status, mender.found > 0)
         return caller.again() and host.again()
 
-    def _used(self, visit: Visit, target: Target, swapping: Swapping, status: int) -> None:
-        result = {0: UNREACHABLE, 401: REFUSED}.get(status, OK)
+    def _used(self, visit: Visit, target: Target, swapping: Swapping, status: int, reflected: bool) -> None:
+        result = {0: UNREACHABLE, 401: REFUSED}.get(status, REFLECTED if reflected else OK)
+        if reflected:
+            _log.warning("a host said its credential", session_id=visit.access.session_id, host=target.host)
         for swap in swapping.used.values():
             self._uses.note(visit.access.session_id, target.host, swap, result)
         if status == 401 and swapping.used:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2 import GitRule
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from services.kit import ids
@@ -97,11 +98,15 @@ class Sandbox:
 
     def refused(self) -> list[tuple[str, str]]:
         """Returns what the session was told of refusals so far: target and reason."""
+        return [(e.door_refused.target, e.door_refused.reason) for e in self._told("door_refused")]
+
+    def used(self) -> list[str]:
+        """Returns what the session was told of uses of its credential so far: how each ended."""
+        return [e.credential_used.result for e in self._told("credential_used")]
+
+    def _told(self, kind: str) -> list[Event]:
         session = self.proxy.peer.session_of(self.grant)
-        events = [event for its, event in self.proxy.peer.events if its == session]
-        return [
-            (e.door_refused.target, e.door_refused.reason) for e in events if e.WhichOneof("kind") == "door_refused"
-        ]
+        return [event for its, event in self.proxy.peer.events if its == session and event.WhichOneof("kind") == kind]
 
 
 async def ticket(proxy: Proxy, grant: str, sandbox_id: str) -> tuple[str, str]:

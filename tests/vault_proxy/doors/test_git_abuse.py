@@ -146,7 +146,7 @@ def reflected(request: Request) -> bytes:
 @pytest.mark.parametrize("where", ["header", "page", "side band", "redirect", "realm", "packed"])
 async def test_what_a_host_says_back_is_kept_outside(small_world: World, where: str) -> None:
     """A host that reflects the credential: no header, no page, no redirect comes through; in git's own words it is
-    overwritten."""
+    overwritten, and the session is told."""
     world = small_world
     kind = ("Content-Type", "application/x-git-upload-pack-advertisement")
 
@@ -174,6 +174,9 @@ async def test_what_a_host_says_back_is_kept_outside(small_world: World, where: 
     assert (b"redirect, which is not followed" in said) == (where == "redirect")
     encoded = reflected(world.host.requests[0]).removeprefix(b"Basic ")
     assert VALUE.encode() not in said and encoded not in said and b"X-Secret" not in said
+    while not (told := world.box.used()):  # it is told behind the answer
+        await asyncio.sleep(0.01)
+    assert told == [{"side band": "CREDENTIAL_REFLECTED", "realm": "CREDENTIAL_REVOKED"}.get(where, "ok")]
 
 
 async def test_nothing_of_the_credential_is_left_in_the_sandbox(small_world: World) -> None:

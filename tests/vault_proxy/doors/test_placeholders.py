@@ -347,7 +347,7 @@ def reflections() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("_", "form"), reflections())
 async def test_a_reflected_credential_is_taken_out(world: World, _: str, form: str) -> None:
-    """Out of headers and of text, also cut in two parts, with the length unchanged. A tripwire."""
+    """Out of headers and of text, also cut in two parts, with the length unchanged; the use is told so. A tripwire."""
     parts: asyncio.Queue[bytes | None] = asyncio.Queue()
     for part in (f"<{form[:5]}".encode(), form[5:].encode() + b">", None):
         parts.put_nowait(part)
@@ -361,6 +361,8 @@ async def test_a_reflected_credential_is_taken_out(world: World, _: str, form: s
     for answer in (await world.curl(*arguments), await world.curl(*arguments)):
         assert form not in answer and "<[credential rem" in answer, answer
         assert answer.rpartition("<")[2].rstrip(">") == (MARK + "*" * 99)[: len(form)]
+    world.uses.turn()
+    assert {use.result for _, use in world.said.uses} == {"CREDENTIAL_REFLECTED"}
 
 
 async def test_what_is_no_text_is_left_alone(world: World) -> None:
