@@ -39,7 +39,7 @@ class Found:
 
 async def measure(size: str) -> AsyncIterator[Any]:
     """Kills again and again, in a model call and in a tool in turns."""
-    async with start() as world:
+    async with start(linger="0") as world:  # each turn is taken up anew, so that its log says which harness to kill
         await world.mesh.kill("harness")
         brains = [await world.brain(), await world.brain()]
         watches = {"model": await world.session(), "tool": await world.session()}
