@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from services.harness.loops.messages.transitions import CALLS, TRANSITIONS
+from services.harness.turn.transitions import CALLS, TRANSITIONS
 
 PAGE = Path(__file__).parent.parent / "docs" / "brain.md"
 BEGIN, END = "<!-- picture: made by ci/brain_picture.py -->\n", "<!-- end of picture -->\n"

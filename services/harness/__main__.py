@@ -31,10 +31,10 @@ from services.kit.serving import Server, main, until_signal
 DRAIN_SECONDS = 4.0  # that an answer of the model has to end after SIGTERM
 
 
-def harness_types() -> dict[str, HarnessType]:
+def harness_types(settings: Settings) -> dict[str, HarnessType]:
     """Makes every harness type that has a folder under `loops/`."""
     names = [module.name for module in pkgutil.iter_modules(loops.__path__)]
-    return {name: importlib.import_module(f"{loops.__name__}.{name}").make() for name in names}
+    return {name: importlib.import_module(f"{loops.__name__}.{name}").make(settings) for name in names}
 
 
 def _prices(settings: Settings) -> Prices:
@@ -60,7 +60,7 @@ async def run(settings: Settings) -> None:
         prices=prices,
         pictures=ProcessPictures(),
     )
-    types = harness_types()
+    types = harness_types(settings)
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(
         types,

@@ -10,6 +10,7 @@ from typing import Literal
 
 from services.harness.usage import NO_BUDGETS, NO_USAGE, Budgets, Usage
 
+MESH = "mesh"  # whose tools the mesh's own are: no hand and no server has this name
 Outcome = Literal["OK", "TOOL_ERROR", "TIMEOUT", "OUT_OF_MEMORY", "INTERRUPTED", "DENIED", "GONE", "UNKNOWN"]
 EndReason = Literal["DONE", "INTERRUPTED", "LIMIT", "FAILED", "REFUSED"]
 PolicyAction = Literal["ALLOW", "ASK", "DENY"]

@@ -22,6 +22,7 @@ MAX_VAULTS = 16  # of one session: the vault's policy has a line for each
 MAX_URL = 2_048
 MAX_GIT_RULES = 32  # of each kind, of one repository
 MAIN_HAND = "main"  # of a session that names none
+MESH = "mesh"  # what the mesh's own tools are offered by: no hand and no server
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 HARNESS_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
@@ -51,8 +52,8 @@ def check(config: SessionConfig) -> None:
     _check_length("agent.version", config.agent.version, 128)
     _check_labels(config)
     _check_hands(config)
-    hands = frozenset(config.hands) or (frozenset() if config.no_hands else {MAIN_HAND})
-    _check_servers(config.mcp_servers, taken=frozenset(hands))
+    hands = frozenset(config.hands) or frozenset(() if config.no_hands else (MAIN_HAND,))
+    _check_servers(config.mcp_servers, taken=hands | {MESH})
     if len(config.vault_ids) > MAX_VAULTS:
         _refuse("vault_ids", f"has at most {MAX_VAULTS} entries")
     for at, vault_id in enumerate(config.vault_ids):
@@ -98,6 +99,8 @@ def _check_hands(config: SessionConfig) -> None:
     for name, hand in config.hands.items():
         if not _NAME.fullmatch(name):
             _refuse("hands", f"has names that match ^{_NAME.pattern}$")
+        if name == MESH:
+            _refuse("hands", f"has no hand named {MESH}: the mesh itself is")
         _check_length(f"hands[{name}].environment", hand.environment, 128)
         _check_length(f"hands[{name}].standing_hand", hand.standing_hand, 128)
         for at, resource in enumerate(hand.resources):

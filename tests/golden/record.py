@@ -18,8 +18,8 @@ from google.protobuf.json_format import MessageToDict
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
-from services.harness.loops.messages import core
-from services.harness.loops.messages.state import fold_all
+from services.harness.turn import core
+from services.harness.turn.state import fold_all
 from tests.golden import answers, budgets, crashes, failures, first, places, waits
 from tests.golden.recording import Scenario
 

@@ -11,7 +11,7 @@ from google.protobuf.json_format import ParseDict
 from handmesh.sandbox.v1.tool_pb2 import ToolOutcome
 from handmesh.session.v1.config_pb2 import Budgets
 from handmesh.session.v1.event_pb2 import Event, TurnEndReason
-from services.harness.loops.messages import core
+from services.harness.turn import core
 from services.session import codec
 from services.session.emitters import EMITTERS, HARNESS
 from services.session.verify import Seen, check

@@ -9,9 +9,9 @@ from handmesh.session.v1.config_pb2 import McpServer, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, InterruptRequested, ModelReplied
 from services.harness.adapters import codec
 from services.harness.loops.messages import make
-from services.harness.loops.messages.ahead import MAX_BYTES, with_what_follows
-from services.harness.loops.messages.state import fold_all
 from services.harness.ports import Appended
+from services.harness.turn.ahead import MAX_BYTES, with_what_follows
+from services.harness.turn.state import fold_all
 from tests.support.harness_ports import MemoryHands, MemoryLog, MemoryServers, ScriptedModel, Told, message, ports, said
 
 LS = ("bash", {"command": "ls"})

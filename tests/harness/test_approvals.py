@@ -27,9 +27,10 @@ from services.harness.core import (
     ToolResult,
     ToolSpec,
 )
-from services.harness.loops.messages import core, make
-from services.harness.loops.messages.policies import policy_for
-from services.harness.loops.messages.state import State, fold_all
+from services.harness.loops.messages import make
+from services.harness.turn import core
+from services.harness.turn.policies import policy_for
+from services.harness.turn.state import State, fold_all
 from tests.support.harness_ports import MemoryHands, MemoryLog, ScriptedModel, Told, message, ports, said
 
 NOW = 1_000.0  # Unix time, seconds

@@ -32,9 +32,10 @@ from services.harness.core import (
     ToolSpec,
     Woke,
 )
-from services.harness.loops.messages import core, make
-from services.harness.loops.messages.state import State, fold_all
+from services.harness.loops.messages import make
 from services.harness.model_profiles import DEAREST, MODEL_PROFILES
+from services.harness.turn import core
+from services.harness.turn.state import State, fold_all
 from services.harness.usage import Budgets, Reached, Usage
 from tests.support.harness_ports import MemoryHands, MemoryLog, ScriptedModel, Told, message, ports, said
 

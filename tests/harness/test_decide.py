@@ -35,9 +35,9 @@ from services.harness.core import (
     Unknown,
     Woke,
 )
-from services.harness.loops.messages import core, policies
-from services.harness.loops.messages.state import State, fold, fold_all
 from services.harness.loops.messages.view import view
+from services.harness.turn import core, policies
+from services.harness.turn.state import State, fold, fold_all
 from services.harness.usage import Budgets, Reached
 
 NOW = 1_000.0  # Unix time, seconds

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from handmesh.session.v1.event_pb2 import Event
-from services.harness.loops.messages import core
+from services.harness.turn import core
 from services.session.emitters import EMITTERS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "brain.md").read_text()

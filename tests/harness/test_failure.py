@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.harness.core import Retry
-from services.harness.loops.messages.failure import MAX_RETRIES, Exhausted, Later, after_failure
+from services.harness.turn.failure import MAX_RETRIES, Exhausted, Later, after_failure
 
 
 def test_delays_double_up_to_a_limit_and_jitter_only_shortens() -> None:

@@ -10,8 +10,8 @@ import pytest
 from handmesh.session.v1.config_pb2 import CustomTool, HandSpec, SessionConfig
 from handmesh.session.v1.event_pb2 import DoorRefused, Event, InterruptRequested
 from services.harness.core import ToolSpec
-from services.harness.loops.messages.offers import offered
 from services.harness.ports import Toolbox
+from services.harness.turn.offers import offered
 from services.kit.errors import Refused
 from tests.harness.test_loop import ends, outcomes, run
 from tests.support.harness_ports import MemoryHands, MemoryLog, ScriptedModel, message, ports, said

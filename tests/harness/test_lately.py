@@ -11,8 +11,8 @@ from services.harness.adapters.codec import fact_of
 from services.harness.core import Fact, Message
 from services.harness.loops.messages import lately, make
 from services.harness.loops.messages.lately import Lately
-from services.harness.loops.messages.state import State, fold_all
 from services.harness.ports import HarnessType, Page
+from services.harness.turn.state import State, fold_all
 from services.kit.errors import OutOfRange
 from tests.support.harness_ports import SESSION, MemoryHands, MemoryLog, ScriptedModel, Told, message, ports, said
 

@@ -6,10 +6,11 @@ import asyncio
 
 from handmesh.session.v1.event_pb2 import ConfigChanged, Event, HarnessWoke, InterruptRequested, SessionEnded
 from services.harness.core import Config, Configured, Ended, Fact, Message, Replied, Started, Woke
-from services.harness.loops.messages import core, make
-from services.harness.loops.messages.state import fold_all
+from services.harness.loops.messages import make
 from services.harness.ports import LINGERING, Ports
 from services.harness.runs import Runs
+from services.harness.turn import core
+from services.harness.turn.state import fold_all
 from services.harness.usage import Budgets
 from tests.harness.test_loop import ends
 from tests.support.harness_ports import SESSION, MemoryLog, ScriptedModel, Told, message, ports, said

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from services.harness.loops.messages import output
+from services.harness.turn import output
 from services.kit.errors import Unavailable
 from tests.harness.test_loop import LS, ends, outcomes, run
 from tests.support.harness_ports import MemoryHands, MemoryLog, ScriptedModel, ports, said

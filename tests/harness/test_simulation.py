@@ -30,9 +30,9 @@ from services.harness.core import (
     ToolResult,
     Woke,
 )
-from services.harness.loops.messages import core
-from services.harness.loops.messages.state import State, fold, fold_all
 from services.harness.loops.messages.told import conversation
+from services.harness.turn import core
+from services.harness.turn.state import State, fold, fold_all
 from services.session.core import Status, status
 from services.session.verify import check, check_acknowledged
 from tests.support.simulation import Simulation

@@ -27,9 +27,9 @@ from services.harness.core import (
     ToolSpec,
 )
 from services.harness.loops.messages.request import Request, written
-from services.harness.loops.messages.state import State, fold, fold_all
 from services.harness.loops.messages.told import Told, since
 from services.harness.loops.messages.view import view
+from services.harness.turn.state import State, fold, fold_all
 from tests.harness.test_view import png, text
 
 STOPS = ("end_turn", "end_turn", "tool_use", "tool_use", "tool_use", "tool_use", "pause_turn", "refusal", "max_tokens")

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from services.harness.core import Fact
-from services.harness.loops.messages import core
-from services.harness.loops.messages.state import State, fold
-from services.harness.loops.messages.transitions import CALLS, STOPPING, TIME, TRANSITIONS
+from services.harness.turn import core
+from services.harness.turn.state import State, fold
+from services.harness.turn.transitions import CALLS, STOPPING, TIME, TRANSITIONS
 from services.session.core import Fact as Told
 from services.session.emitters import CLIENT, EMITTERS, SESSION
 from tests.harness.test_simulation import numbers_of

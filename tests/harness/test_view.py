@@ -23,8 +23,8 @@ from services.harness.core import (
 )
 from services.harness.loops.messages import refusals
 from services.harness.loops.messages.request import written
-from services.harness.loops.messages.state import fold_all
 from services.harness.loops.messages.view import view
+from services.harness.turn.state import fold_all
 
 SPEC = ToolSpec("bash", "Runs a command.", '{"type":"object"}')
 

@@ -27,8 +27,8 @@ from services.harness.core import (
     ToolSpec,
     Woke,
 )
-from services.harness.loops.messages import core
-from services.harness.loops.messages.state import State, fold
+from services.harness.turn import core
+from services.harness.turn.state import State, fold
 from services.harness.usage import Usage
 from services.kit.errors import Conflict, Refused
 from tests.support.simulated_log import Choices, Draft, SimulatedLog, draft

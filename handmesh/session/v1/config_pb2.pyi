@@ -114,6 +114,9 @@ class SessionConfig(message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     PARENT_SESSION_ID_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
+    MEMORY_STORES_FIELD_NUMBER: builtins.int
+    MESH_TOOLS_FIELD_NUMBER: builtins.int
+    CHILD_LIMITS_FIELD_NUMBER: builtins.int
     harness: builtins.str
     """Which harness type runs the session. Empty means `messages`."""
     model: builtins.str
@@ -175,6 +178,22 @@ class SessionConfig(message.Message):
     def agent(self) -> AgentRef:
         """The agent that this session is a run of."""
 
+    @builtins.property
+    def memory_stores(self) -> containers.RepeatedCompositeFieldContainer[MemoryAccess]:
+        """Memory stores that the model's memory tool reaches, each as a directory
+        under `/memories`. None means that the model has no memory tool.
+        """
+
+    @builtins.property
+    def mesh_tools(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Tools of the mesh itself that the model is given, such as `session_events`,
+        `hand_over` or `start_session`: `docs/tools.md` lists them.
+        """
+
+    @builtins.property
+    def child_limits(self) -> ChildLimits:
+        """What sessions this one may start. Unset means none."""
+
     def __init__(
         self,
         *,
@@ -195,14 +214,83 @@ class SessionConfig(message.Message):
         tenant: builtins.str = ...,
         parent_session_id: builtins.str | None = ...,
         agent: AgentRef | None = ...,
+        memory_stores: abc.Iterable[MemoryAccess] | None = ...,
+        mesh_tools: abc.Iterable[builtins.str] | None = ...,
+        child_limits: ChildLimits | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id", "agent", b"agent", "budgets", b"budgets", "parent_session_id", b"parent_session_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id", "agent", b"agent", "budgets", b"budgets", "child_limits", b"child_limits", "parent_session_id", b"parent_session_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id", "agent", b"agent", "budgets", b"budgets", "context_policy_json", b"context_policy_json", "custom_tools", b"custom_tools", "hands", b"hands", "harness", b"harness", "labels", b"labels", "max_output_tokens", b"max_output_tokens", "mcp_servers", b"mcp_servers", "model", b"model", "no_hands", b"no_hands", "parent_session_id", b"parent_session_id", "system", b"system", "tenant", b"tenant", "title", b"title", "tool_policies", b"tool_policies", "vault_ids", b"vault_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id", "agent", b"agent", "budgets", b"budgets", "child_limits", b"child_limits", "context_policy_json", b"context_policy_json", "custom_tools", b"custom_tools", "hands", b"hands", "harness", b"harness", "labels", b"labels", "max_output_tokens", b"max_output_tokens", "mcp_servers", b"mcp_servers", "memory_stores", b"memory_stores", "mesh_tools", b"mesh_tools", "model", b"model", "no_hands", b"no_hands", "parent_session_id", b"parent_session_id", "system", b"system", "tenant", b"tenant", "title", b"title", "tool_policies", b"tool_policies", "vault_ids", b"vault_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_session_id: _TypeAlias = typing.Literal["parent_session_id"]  # noqa: Y015
     _WhichOneofArgType__parent_session_id: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parent_session_id) -> _WhichOneofReturnType__parent_session_id | None: ...
+
+@typing.final
+class MemoryAccess(message.Message):
+    """A memory store, as the model's memory tool sees it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MEMORY_STORE_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    READ_ONLY_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    memory_store_id: builtins.str
+    """The store."""
+    name: builtins.str
+    """Its directory under `/memories`: `^[a-z][a-z0-9-]{0,31}$`."""
+    read_only: builtins.bool
+    """Whether the model may only read it."""
+    description: builtins.str
+    """What it is for, for the model to choose by."""
+    def __init__(
+        self,
+        *,
+        memory_store_id: builtins.str = ...,
+        name: builtins.str = ...,
+        read_only: builtins.bool = ...,
+        description: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "memory_store_id", b"memory_store_id", "name", b"name", "read_only", b"read_only"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChildLimits(message.Message):
+    """What sessions a session may start. Kept by the session service whatever the
+    session's harness asks for.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MAX_DEPTH_FIELD_NUMBER: builtins.int
+    MAX_CHILDREN_FIELD_NUMBER: builtins.int
+    BUDGETS_FIELD_NUMBER: builtins.int
+    max_depth: builtins.int
+    """How many levels of sessions may be below this one. 0 means 1."""
+    max_children: builtins.int
+    """How many sessions it may start in all. 0 means 1."""
+    @builtins.property
+    def budgets(self) -> Budgets:
+        """The most that each of them may have as its budgets. What is 0 here is taken
+        from this session's own budgets.
+        """
+
+    def __init__(
+        self,
+        *,
+        max_depth: builtins.int = ...,
+        max_children: builtins.int = ...,
+        budgets: Budgets | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["budgets", b"budgets"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budgets", b"budgets", "max_children", b"max_children", "max_depth", b"max_depth"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class AgentRef(message.Message):
@@ -238,6 +326,7 @@ class HandSpec(message.Message):
     STANDING_HAND_FIELD_NUMBER: builtins.int
     RESOURCES_FIELD_NUMBER: builtins.int
     DESCRIPTION_FIELD_NUMBER: builtins.int
+    READ_ONLY_FIELD_NUMBER: builtins.int
     environment: builtins.str
     """A sandbox of its own, made from this environment on first use. Empty
     means the default environment.
@@ -246,6 +335,10 @@ class HandSpec(message.Message):
     """A hand that stands outside the session, by name or sandbox id."""
     description: builtins.str
     """What it is for, for the model to choose by."""
+    read_only: builtins.bool
+    """Only tools that change nothing may be used, of a standing hand that somebody
+    else owns.
+    """
     @builtins.property
     def resources(self) -> containers.RepeatedCompositeFieldContainer[sandbox_pb2.Resource]:
         """What to put into it before it is ready."""
@@ -257,10 +350,11 @@ class HandSpec(message.Message):
         standing_hand: builtins.str = ...,
         resources: abc.Iterable[sandbox_pb2.Resource] | None = ...,
         description: builtins.str = ...,
+        read_only: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "source", b"source", "standing_hand", b"standing_hand"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "environment", b"environment", "resources", b"resources", "source", b"source", "standing_hand", b"standing_hand"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "environment", b"environment", "read_only", b"read_only", "resources", b"resources", "source", b"source", "standing_hand", b"standing_hand"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = typing.Literal["environment", "standing_hand"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = typing.Literal["source", b"source"]  # noqa: Y015
@@ -277,7 +371,7 @@ class McpServer(message.Message):
     ALLOWED_TOOLS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name in the session, the first half of its tools' names:
-    `^[a-z][a-z0-9-]{0,31}$`.
+    `^[a-z][a-z0-9-]{0,31}$`. `mesh` is taken.
     """
     url: builtins.str
     """Its streamable HTTP endpoint. Credentials are never part of it."""

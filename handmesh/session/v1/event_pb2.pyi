@@ -353,6 +353,7 @@ class MessageReceived(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     CONTENT_JSON_FIELD_NUMBER: builtins.int
+    FROM_SESSION_ID_FIELD_NUMBER: builtins.int
     content_json: builtins.str
     """JSON: the array of content blocks, as the model's API takes them. A block
     that is too big for an event lies in a blob, and a reference stands for it:
@@ -361,14 +362,17 @@ class MessageReceived(message.Message):
     `application/vnd.handmesh.blocks+json`, a JSON array of content blocks, its
     blocks do. Anything else is only named.
     """
+    from_session_id: builtins.str
+    """The session that wrote it, if one did. Set by the log."""
     def __init__(
         self,
         *,
         content_json: builtins.str = ...,
+        from_session_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content_json", b"content_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content_json", b"content_json", "from_session_id", b"from_session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,10 +429,12 @@ class ToolsOffered(message.Message):
     TOOLS_JSON_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     hand: builtins.str
-    """The hand's name, or the MCP server's."""
+    """The hand's name, or the MCP server's; `mesh` for the mesh's own tools."""
     tools_json: builtins.str
     """JSON: an array of `{name, description, input_schema}`, with `idempotent`
-    and `read_only` where they are true. Names as the model sees them.
+    and `read_only` where they are true. Names as the model sees them. A tool
+    that the model's API defines has its `type` instead of description and
+    schema.
     """
     digest: builtins.str
     """SHA-256 of `tools_json`, in hex."""
@@ -954,12 +960,31 @@ class ContextCompacted(message.Message):
     TO_POSITION_FIELD_NUMBER: builtins.int
     CONTENT_JSON_FIELD_NUMBER: builtins.int
     USAGE_FIELD_NUMBER: builtins.int
+    POLICY_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    MESSAGE_ID_FIELD_NUMBER: builtins.int
+    REQUEST_HASH_FIELD_NUMBER: builtins.int
+    COST_MICROS_FIELD_NUMBER: builtins.int
     from_position: builtins.int
     """First position summarised, inclusive."""
     to_position: builtins.int
     """Position after the last one summarised, exclusive."""
     content_json: builtins.str
     """JSON: the content blocks that stand for it."""
+    policy: builtins.str
+    """Which policy called for it: `compaction`, or `reset` when the model begins
+    afresh from it.
+    """
+    model: builtins.str
+    """The model that wrote it, as the API names it."""
+    message_id: builtins.str
+    """The API's id of the answer that it is."""
+    request_hash: builtins.str
+    """SHA-256 of the request's body, in hex."""
+    cost_micros: builtins.int
+    """What it cost at that time's prices, in millionths of a US dollar. Unset when
+    no price of the model is known.
+    """
     @builtins.property
     def usage(self) -> TokenUsage:
         """What the summary cost."""
@@ -971,12 +996,19 @@ class ContextCompacted(message.Message):
         to_position: builtins.int = ...,
         content_json: builtins.str = ...,
         usage: TokenUsage | None = ...,
+        policy: builtins.str = ...,
+        model: builtins.str = ...,
+        message_id: builtins.str = ...,
+        request_hash: builtins.str = ...,
+        cost_micros: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "cost_micros", b"cost_micros", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["content_json", b"content_json", "from_position", b"from_position", "to_position", b"to_position", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "content_json", b"content_json", "cost_micros", b"cost_micros", "from_position", b"from_position", "message_id", b"message_id", "model", b"model", "policy", b"policy", "request_hash", b"request_hash", "to_position", b"to_position", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__cost_micros: _TypeAlias = typing.Literal["cost_micros"]  # noqa: Y015
+    _WhichOneofArgType__cost_micros: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_micros) -> _WhichOneofReturnType__cost_micros | None: ...
 
 @typing.final
 class ConfigChanged(message.Message):
@@ -1152,6 +1184,8 @@ class HandAttached(message.Message):
     SANDBOX_ID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     FROM_SESSION_ID_FIELD_NUMBER: builtins.int
+    READ_ONLY_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
     hand: builtins.str
     """Its name in the session."""
     sandbox_id: builtins.str
@@ -1159,7 +1193,13 @@ class HandAttached(message.Message):
     generation: builtins.int
     """Counts its owners."""
     from_session_id: builtins.str
-    """The session that had it before."""
+    """The session that had it before. Empty when it stood outside of any."""
+    read_only: builtins.bool
+    """Whether the session may only use tools that change nothing: another one
+    owns the hand.
+    """
+    description: builtins.str
+    """What it is for, for the model to choose by."""
     def __init__(
         self,
         *,
@@ -1167,10 +1207,12 @@ class HandAttached(message.Message):
         sandbox_id: builtins.str = ...,
         generation: builtins.int = ...,
         from_session_id: builtins.str = ...,
+        read_only: builtins.bool = ...,
+        description: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["from_session_id", b"from_session_id", "generation", b"generation", "hand", b"hand", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "from_session_id", b"from_session_id", "generation", b"generation", "hand", b"hand", "read_only", b"read_only", "sandbox_id", b"sandbox_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

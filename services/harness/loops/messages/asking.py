@@ -16,15 +16,15 @@ from handmesh.session.v1.event_pb2 import Event, ModelReplied
 from services.harness.adapters import codec
 from services.harness.core import Retry
 from services.harness.journal import Journal
-from services.harness.loops.messages.ahead import with_what_follows
-from services.harness.loops.messages.failure import Exhausted, Later, after_failure
 from services.harness.loops.messages.renditions import render
 from services.harness.loops.messages.request import Request, written
-from services.harness.loops.messages.showing import Showing
-from services.harness.loops.messages.state import State, retried
 from services.harness.loops.messages.told import Block, Told, conversation, since
 from services.harness.loops.messages.view import view
 from services.harness.ports import Answer, ModelFailure, Ports
+from services.harness.turn.ahead import with_what_follows
+from services.harness.turn.failure import Exhausted, Later, after_failure
+from services.harness.turn.showing import Showing
+from services.harness.turn.state import State, retried
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
 from services.kit.logs import Log

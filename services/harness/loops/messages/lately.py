@@ -10,8 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from services.harness.core import CallFinished, DoorRefused, Fact
-from services.harness.loops.messages.state import Link, State
 from services.harness.loops.messages.told import Told
+from services.harness.turn.state import Link, State
 
 MAX_SESSIONS = 256
 MAX_BYTES = 2 * 1024 * 1024  # of what is remembered, as far as it grows with the conversation

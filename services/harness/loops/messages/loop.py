@@ -14,13 +14,13 @@ from typing import Any
 from services.harness.adapters import codec
 from services.harness.core import Fact
 from services.harness.journal import Changed, Fenced, Journal
-from services.harness.loops.messages import core
-from services.harness.loops.messages.ahead import turn_ended
 from services.harness.loops.messages.asking import Asking
-from services.harness.loops.messages.calls import Calls
 from services.harness.loops.messages.lately import Known, Lately
-from services.harness.loops.messages.state import State, fold
 from services.harness.ports import LINGERING, Ports, Progress, SessionLog
+from services.harness.turn import core
+from services.harness.turn.ahead import turn_ended
+from services.harness.turn.calls import Calls
+from services.harness.turn.state import State, fold
 from services.kit import ids
 from services.kit.errors import Conflict
 from services.kit.logs import Log

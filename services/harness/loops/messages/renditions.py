@@ -11,10 +11,10 @@ from services.harness.adapters import codec
 from services.harness.blocks import REFERENCE, spelled
 from services.harness.core import Replied, Said
 from services.harness.journal import Journal
-from services.harness.loops.messages.state import State
 from services.harness.loops.messages.told import Block
 from services.harness.ports import Pictures
 from services.harness.shelf import content_of
+from services.harness.turn.state import State
 
 
 async def render(journal: Journal, pictures: Pictures | None, said: Sequence[Said], state: Callable[[], State]) -> None:

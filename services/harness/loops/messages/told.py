@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.harness.core import Config, DoorRefused, Offered, Replied, Said
-from services.harness.loops.messages.state import Link, Plainness, State
+from services.harness.turn.state import Link, Plainness, State
 
 Block = dict[str, Any]
 

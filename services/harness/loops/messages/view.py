@@ -21,9 +21,9 @@ from services.harness import images
 from services.harness.blocks import REFERENCE, text_block
 from services.harness.core import CallFinished, DoorRefused, Message, Replied, Said, ToolResult
 from services.harness.loops.messages import plain, refusals
-from services.harness.loops.messages.policies import routes_of
-from services.harness.loops.messages.state import State
 from services.harness.loops.messages.told import Block, Head, Spelled, Told, cause, conversation, read_by, since
+from services.harness.turn.policies import routes_of
+from services.harness.turn.state import State
 
 MAX_OUTPUT_TOKENS = 16_384  # of one answer, when the session names no other
 NO_BLOBS: Mapping[str, Sequence[Block]] = MappingProxyType({})

@@ -13,13 +13,13 @@ from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
 from services.harness.core import ToolResult
 from services.harness.journal import Journal
-from services.harness.loops.messages.ahead import with_what_follows
-from services.harness.loops.messages.core import LookUpTools, RunCall
-from services.harness.loops.messages.offers import offered
-from services.harness.loops.messages.output import Follow, show
-from services.harness.loops.messages.policies import routes_of
-from services.harness.loops.messages.state import Call, State
 from services.harness.ports import Ports, Sandbox
+from services.harness.turn.ahead import with_what_follows
+from services.harness.turn.core import LookUpTools, RunCall
+from services.harness.turn.offers import offered
+from services.harness.turn.output import Follow, show
+from services.harness.turn.policies import routes_of
+from services.harness.turn.state import Call, State
 from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 from services.harness.core import CallStarted, EndReason, ToolCall, ToolResult, ToolSpec
-from services.harness.loops.messages.budgets import before_any_step, before_asking, before_calling, runs_out
-from services.harness.loops.messages.policies import declined, policy_for, routes_of
-from services.harness.loops.messages.state import Call, State
+from services.harness.turn.budgets import before_any_step, before_asking, before_calling, runs_out
+from services.harness.turn.policies import declined, policy_for, routes_of
+from services.harness.turn.state import Call, State
 from services.harness.usage import Reached
 
 _NOT_RUN = "This call did not run: the answer broke off inside it, or its input is no JSON object."

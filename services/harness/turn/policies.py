@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Iterable
 
 from services.harness.core import Config, Policy, PolicyAction, ToolResult, ToolSpec
-from services.harness.loops.messages.state import Call, State
+from services.harness.turn.state import Call, State
 
 
 def routes_of(state: State) -> dict[str, tuple[str, str, ToolSpec]]:

@@ -7,7 +7,7 @@ any time, and an interrupt always leads to `STOPPING`.
 
 from __future__ import annotations
 
-from services.harness.loops.messages.core import (
+from services.harness.turn.core import (
     Action,
     AskClient,
     AskConfirmation,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.harness.loops.messages.state import State
+from services.harness.turn.state import State
 from services.harness.usage import Reached
 
 

@@ -10,8 +10,8 @@ from itertools import islice
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
-from services.harness.loops.messages import core
-from services.harness.loops.messages.state import State, fold
+from services.harness.turn import core
+from services.harness.turn.state import State, fold
 
 MAX_EVENTS = 16  # of one append
 MAX_BYTES = 1_000_000  # of one append; the log takes 1 MiB
