@@ -20,6 +20,9 @@ class Later(SandboxServiceServicer):
     async def Transfer(self, request: pb.TransferRequest, context: Context) -> pb.TransferResponse:
         raise _later("Transfer")
 
+    async def ShareHand(self, request: pb.ShareHandRequest, context: Context) -> pb.ShareHandResponse:
+        raise _later("ShareHand")
+
     def ConnectHand(self, request: pb.ConnectHandRequest, context: Context) -> AsyncIterator[pb.ConnectHandResponse]:
         raise _later("ConnectHand")
 

@@ -7,8 +7,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from services.sandbox.hand import Labels, SandboxInfo
+from services.sandbox.hand import Labels, Move, Owner, Reader, SandboxInfo
 from services.sandbox.removal import remove_tree
 
 _FILE = "sandbox.json"
@@ -75,7 +76,7 @@ class Records:
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         info = kept["info"]
-        labels = Labels(**info.pop("labels"))
+        labels = _labels(info.pop("labels"))
         tools, limits = tuple(info.pop("tools")), tuple(info.pop("unenforced_limits"))
         return Record(
             SandboxInfo(labels, tools=tools, unenforced_limits=limits, **info), folder, kept["ready"], kept["facts"]
@@ -94,7 +95,8 @@ class Records:
     def by_request(self, request_id: str) -> Record | None:
         """Finds the sandbox that a request made."""
         sandbox_id = self._by_request().get(request_id)
-        return None if sandbox_id is None else self.get(sandbox_id)
+        found = None if sandbox_id is None else self.get(sandbox_id)
+        return found if found is not None and found.info.labels.request_id == request_id else None
 
     def _by_request(self) -> dict[str, str]:
         if self._requests is None:
@@ -113,6 +115,18 @@ class Records:
         for request in [request for request, sandbox_id in list(known.items()) if sandbox_id == folder.name]:
             known.pop(request, None)  # in place: this runs in a thread of its own
         remove_tree(folder)
+
+
+def _labels(kept: dict[str, Any]) -> Labels:
+    """Reads labels, those of an older service too."""
+    move = kept.pop("move", None)
+    readers, past = kept.pop("readers", ()), kept.pop("past", ())
+    return Labels(
+        **kept,
+        move=None if move is None else Move(**move),
+        readers=tuple(Reader(**each) for each in readers),
+        past=tuple(Owner(**each) for each in past),
+    )
 
 
 def _overwritten(file: Path, data: bytes) -> bool:
