@@ -20,6 +20,9 @@ from services.sandbox.doorman import Doorman
 from services.sandbox.hand import HandSettings
 from services.sandbox.leave import Leave
 from services.sandbox.mounts import Mounts
+from services.sandbox.owners import Owners
+from services.sandbox.owners_log import SessionLogs
+from services.sandbox.owners_records import OwnerRecords
 from services.sandbox.passes import Passes
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
@@ -64,17 +67,20 @@ async def run(settings: Settings) -> None:
     sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds), doorman=doorman)
     grants = Grants(SessionServiceStub(channel), passes.void) if channel else None
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
-    reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
+    owners = Owners(OwnerRecords(hands, SessionLogs(channel) if channel is not None else None), resources, doorman)
+    reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds, owners)
     server = Server(settings)
-    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave), server.grpc)
+    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, owners), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    works = [sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run(), *([grants.watch()] if grants else [])]
+    works = [sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run(), owners.run()]
+    works += [grants.watch()] if grants else []
     background = [asyncio.create_task(work) for work in works]
     try:
         await until_signal()
     finally:
         await _cancelled(background)
         await asyncio.gather(server.stop(), pools.drain())
+        await owners.close()
         await sandboxes.close()
         await hands.close()
         for each in filter(None, (channel, vault_channel)):

@@ -27,7 +27,7 @@ async def check_01_the_owner_record_is_kept(stand: Stand) -> None:
     """All of it is given back, by `find` and by `list`, also to a service that starts again."""
     made = await stand.sandbox(session_id=ONE, hand="main")
     labels = _given(made.labels, TWO)
-    move = Move(TWO, "box", 12.5, owned=True, from_session_id=ONE)
+    move = Move(TWO, "box", 12.5, stage="OWNED", from_session_id=ONE)
     labels = replace(labels, standing="box", description="a box", tenant="acme", move=move)
     labels = replace(labels, readers=(Reader("sess_three", "eye", 3, told=True),))
     changed = await stand.hand.relabel(made.labels.sandbox_id, made.labels, labels)

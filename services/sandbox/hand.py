@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 WORKSPACE = "/workspace"
 MAX_ARCHIVE_BYTES = 1 << 20
@@ -81,12 +81,12 @@ class Owner:
 class Reader:
     """A session that may use the tools that change nothing, and the hand's name in it.
 
-    `generation` counts how often the sandbox was shared. `leaving` means that it is being taken back.
+    `number` is of the sandbox's shares. `leaving` means that it is being taken back.
     """
 
     session_id: str
     hand: str
-    generation: int
+    number: int
     leaving: bool = False
     told: bool = False  # whether its log says so
 
@@ -95,13 +95,14 @@ class Reader:
 class Move:
     """A sandbox's way from one owner to another, as far as it is.
 
-    Before `owned` the labels name the old owner, from then on the new one, and `from_session_id` the old one.
+    LEAVING: nothing starts any more for the old owner; it may still be undone. DECIDED: nothing runs; it will be done,
+    and the old owner's log may say so. OWNED: the labels name the new owner, and `from_session_id` the old one.
     """
 
     to_session_id: str  # empty for nobody
     to_hand: str
     until: float  # Unix seconds: what still runs then is cancelled
-    owned: bool = False
+    stage: Literal["LEAVING", "DECIDED", "OWNED"] = "LEAVING"
     from_session_id: str = ""
 
 
@@ -122,6 +123,7 @@ class Labels:
     description: str = ""  # what it is for, for models
     move: Move | None = None  # on its way to another owner
     readers: tuple[Reader, ...] = ()
+    shares: int = 0  # counts how often it was shared
     past: tuple[Owner, ...] = ()  # the owners before this one, the newest last
 
 

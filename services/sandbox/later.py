@@ -17,12 +17,6 @@ def _later(method: str) -> Unimplemented:
 class Later(SandboxServiceServicer):
     """Answers for what later issues build."""
 
-    async def Transfer(self, request: pb.TransferRequest, context: Context) -> pb.TransferResponse:
-        raise _later("Transfer")
-
-    async def ShareHand(self, request: pb.ShareHandRequest, context: Context) -> pb.ShareHandResponse:
-        raise _later("ShareHand")
-
     def ConnectHand(self, request: pb.ConnectHandRequest, context: Context) -> AsyncIterator[pb.ConnectHandResponse]:
         raise _later("ConnectHand")
 
