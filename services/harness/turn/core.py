@@ -58,7 +58,7 @@ class AskClient:
 
 @dataclass(frozen=True, slots=True)
 class LookUpTools:
-    """Ask hands and servers for their tools, and emit ToolsOffered for each."""
+    """Ask hands (the mesh itself is among them) and servers for their tools, and emit ToolsOffered for each."""
 
     hands: tuple[str, ...]
     servers: tuple[str, ...]
@@ -184,7 +184,7 @@ def _answer(state: State, now: float) -> Action:
     if reached is not None:
         return Pause(reached)
     missing = LookUpTools(
-        tuple(hand for hand in state.config.hands if _unoffered(state, hand)),
+        tuple(hand for hand in state.config.offering if _unoffered(state, hand)),
         tuple(server for server in state.config.servers if _unoffered(state, server)),
     )
     if missing.hands or missing.servers:
