@@ -15,7 +15,7 @@ from services.harness.core import ToolResult
 from services.harness.journal import Journal
 from services.harness.ports import Ports, Sandbox
 from services.harness.turn.ahead import with_what_follows
-from services.harness.turn.core import LookUpTools, RunCall
+from services.harness.turn.core import LookUpTools, RunCall, Traits
 from services.harness.turn.offers import offered
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import routes_of
@@ -32,10 +32,11 @@ _AWAY = ("SANDBOX_UNAVAILABLE", "SESSION_UNAVAILABLE")  # the services that a pr
 class Calls:
     """What a turn does with hands and servers. `state` returns the state as it is now."""
 
-    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State]) -> None:
+    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State], traits: Traits) -> None:
         self._journal = journal
         self._ports = ports
         self._state = state
+        self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
 
     async def look_up(self, wanted: LookUpTools) -> None:
@@ -103,7 +104,7 @@ class Calls:
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
             epoch, now = self._journal.epoch, self._ports.now()
-            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
+            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now, self._traits))
 
     async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
         """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""

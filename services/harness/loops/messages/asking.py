@@ -22,6 +22,7 @@ from services.harness.loops.messages.told import Block, Told, conversation, sinc
 from services.harness.loops.messages.view import view
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.harness.turn.ahead import with_what_follows
+from services.harness.turn.core import Traits
 from services.harness.turn.failure import Exhausted, Later, after_failure
 from services.harness.turn.showing import Showing
 from services.harness.turn.state import State, retried
@@ -29,6 +30,7 @@ from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
 from services.kit.logs import Log
 
+TRAITS = Traits("messages")
 MAX_CALLS = 1_000  # of one reply: with more, the reply does not fit into the log
 PLAINER = frozenset({"MODEL_REQUEST_REFUSED", "CONTEXT_FULL"})  # a plainer request may be taken
 UNPRICED = (
@@ -95,7 +97,7 @@ class Asking:
         event = Event(event_id=self._event_id(read), model_replied=replied)
         if content is answer.content:
             epoch, now = self._journal.epoch, self._ports.now()
-            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
+            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now, TRAITS))
         else:
             await self._journal.say(event)  # its calls are known when it was read back
         failpoints.hit("harness.reply_stored")
