@@ -11,8 +11,8 @@ from services.harness.adapters import codec
 from services.harness.loops.messages import make
 from services.harness.ports import Appended
 from services.harness.turn.ahead import MAX_BYTES, with_what_follows
-from services.harness.turn.core import USUAL
 from services.harness.turn.state import fold_all
+from services.harness.turn.traits import USUAL
 from tests.support.harness_ports import MemoryHands, MemoryLog, MemoryServers, ScriptedModel, Told, message, ports, said
 
 LS = ("bash", {"command": "ls"})

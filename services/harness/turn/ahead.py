@@ -12,12 +12,13 @@ from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
 from services.harness.turn import core
 from services.harness.turn.state import State, fold
+from services.harness.turn.traits import Traits
 
 MAX_EVENTS = 16  # of one append
 MAX_BYTES = 1_000_000  # of one append; the log takes 1 MiB
 
 
-def with_what_follows(state: State, event: Event, epoch: int, now: float, traits: core.Traits) -> list[Event]:
+def with_what_follows(state: State, event: Event, epoch: int, now: float, traits: Traits) -> list[Event]:
     """Returns an event that is to be the log's next one, and what is to be appended with it.
 
     The end of the turn, or the starts of the calls that the event lets run.

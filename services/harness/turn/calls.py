@@ -15,11 +15,12 @@ from services.harness.core import ToolResult
 from services.harness.journal import Journal
 from services.harness.ports import Ports, Sandbox
 from services.harness.turn.ahead import with_what_follows
-from services.harness.turn.core import LookUpTools, RunCall, Traits
+from services.harness.turn.core import LookUpTools, RunCall
 from services.harness.turn.offers import offered
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import routes_of
 from services.harness.turn.state import Call, State
+from services.harness.turn.traits import Traits
 from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 

@@ -17,21 +17,11 @@ from services.harness.core import CallStarted, EndReason, ToolCall, ToolResult, 
 from services.harness.turn.budgets import before_any_step, before_asking, before_calling, runs_out
 from services.harness.turn.policies import declined, policy_for, routes_of
 from services.harness.turn.state import Call, State
+from services.harness.turn.traits import USUAL, Traits
 from services.harness.usage import Reached
 
 _NOT_RUN = "This call did not run: the answer broke off inside it, or its input is no JSON object."
 MAX_MODEL_CALLS_PER_TURN = 200  # when the session's budgets name no other
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What deciding has to know of a harness type: its name in `SessionConfig.harness`, and whether it uses tools."""
-
-    name: str = "messages"
-    tools: bool = True
-
-
-USUAL = Traits()
 
 
 # --- what to do next ---
@@ -196,25 +186,18 @@ def _answer(state: State, now: float, traits: Traits) -> Action:
     reached = before_asking(state)
     if reached is not None:
         return Pause(reached)
-    missing = _missing(state) if traits.tools else LookUpTools((), ())
-    if missing.hands or missing.servers:
+    missing = LookUpTools(_unoffered(state, state.config.hands), _unoffered(state, state.config.servers))
+    if traits.tools and (missing.hands or missing.servers):
         return missing
     if state.retry is not None and state.retry.at > now:
         return Rest("the model is asked again later", state.retry.at)
     return AskModel(state.head)
 
 
-def _missing(state: State) -> LookUpTools:
-    return LookUpTools(
-        tuple(hand for hand in state.config.hands if _unoffered(state, hand)),
-        tuple(server for server in state.config.servers if _unoffered(state, server)),
-    )
-
-
-def _unoffered(state: State, hand: str) -> bool:
-    """A look-up that failed is made again in the next turn."""
-    offer = state.offers.get(hand)
-    return offer is None or (offer.failed and offer.position <= state.settled)
+def _unoffered(state: State, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns whose tools are to be looked up. A look-up that failed is made again in the next turn."""
+    offers = [(name, state.offers.get(name)) for name in names]
+    return tuple(name for name, it in offers if it is None or (it.failed and it.position <= state.settled))
 
 
 def _reason(stop_reason: str) -> EndReason:

@@ -20,6 +20,7 @@ from services.harness.turn.ahead import turn_ended
 from services.harness.turn.calls import Calls
 from services.harness.turn.lately import Known, Lately, Told
 from services.harness.turn.state import State, fold
+from services.harness.turn.traits import Traits
 from services.kit import ids
 from services.kit.errors import Conflict
 from services.kit.logs import Log
@@ -61,7 +62,7 @@ class TurnType:
     was remembered.
     """
 
-    def __init__(self, traits: core.Traits, description: str, answering: MakeAnswering) -> None:
+    def __init__(self, traits: Traits, description: str, answering: MakeAnswering) -> None:
         self.description = description
         self._traits = traits
         self._answering = answering
@@ -118,7 +119,7 @@ class Turn:
         ports: Ports,
         progress: Progress,
         known: Known | None,
-        traits: core.Traits,
+        traits: Traits,
         answering: MakeAnswering,
     ) -> None:
         self.state = known.state if known else State()

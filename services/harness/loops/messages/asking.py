@@ -22,10 +22,10 @@ from services.harness.loops.messages.told import Block, Told, conversation, sinc
 from services.harness.loops.messages.view import view
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.harness.turn.ahead import with_what_follows
-from services.harness.turn.core import Traits
 from services.harness.turn.failure import Exhausted, Later, after_failure
 from services.harness.turn.showing import Showing
 from services.harness.turn.state import State, retried
+from services.harness.turn.traits import Traits
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
 from services.kit.logs import Log
