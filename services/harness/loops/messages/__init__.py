@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from services.harness.loops.messages.asking import TRAITS
-from services.harness.loops.messages.loop import Messages
+from services.harness.loops.messages.loop import TRAITS, Messages
 from services.harness.settings import Settings
 from services.harness.turn.loop import TurnType
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from services.harness.journal import Journal
@@ -10,7 +9,11 @@ from services.harness.loops.messages.asking import Asking
 from services.harness.loops.messages.told import Told
 from services.harness.ports import Ports
 from services.harness.turn import lately
+from services.harness.turn.replies import Replies
 from services.harness.turn.state import State
+from services.harness.turn.traits import Traits
+
+TRAITS = Traits("messages")
 
 
 class Messages:
@@ -18,9 +21,8 @@ class Messages:
 
     def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State], told: lately.Told | None) -> None:
         assert told is None or isinstance(told, Told)
-        self._ports = ports
-        self._asking = Asking(journal, ports, state, told)
-        self._newest: asyncio.Task[str] | None = None
+        self._replies = Replies(journal, ports, state, TRAITS)
+        self._asking = Asking(journal, ports, state, told, self._replies)
 
     @property
     def told(self) -> Told | None:
@@ -29,16 +31,12 @@ class Messages:
 
     def prepare(self) -> None:
         """Loads the model's library."""
-        if self._newest is None:
-            self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
+        self._replies.prepare()
 
     async def answer(self) -> None:
         """Asks the model and says what it answered, or that it did not."""
-        assert self._newest is not None
-        await self._asking.ask(await asyncio.shield(self._newest))
+        await self._asking.ask(await self._replies.newest())
 
     async def close(self) -> None:
         """Stops the loading."""
-        if self._newest is not None:
-            self._newest.cancel()
-            await asyncio.wait({self._newest})
+        await self._replies.close()
