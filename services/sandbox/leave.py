@@ -81,7 +81,7 @@ class Leave:
         if right.past:
             raise transferred(await self._labels(sandbox_id))
         if right.reads:
-            raise Denied("HAND_READ_ONLY", "this hand is only shared with the session: it may only be read", name="")
+            raise _only_read()
 
     async def to_execute(self, context: Context, sandbox_id: str, epoch: int) -> Right:
         """Says what somebody may run in a sandbox: all, what reads, or nothing but to wait for what ran before.
@@ -104,7 +104,18 @@ class Leave:
     async def to_hand_over(self, context: Context, sandbox_id: str, epoch: int) -> None:
         """Lets somebody give a hand away: clients, and its session's harness. Raises as `to_act`."""
         await self.to_act(context, sandbox_id, epoch)
-        if caller().kind == HARNESS and not (await self._labels(sandbox_id)).session_id:
+        await self._check_owned(sandbox_id)
+
+    async def to_transfer(self, context: Context, sandbox_id: str, epoch: int) -> Right:
+        """Is `to_hand_over`, but lets an owner of before ask again: with `past` only for what was done already."""
+        right = await self.to_execute(context, sandbox_id, epoch)
+        if right.reads:
+            raise _only_read()
+        await self._check_owned(sandbox_id, right)
+        return right
+
+    async def _check_owned(self, sandbox_id: str, right: Right = EVERYTHING) -> None:
+        if caller().kind == HARNESS and not (right.past or (await self._labels(sandbox_id)).session_id):
             raise Unauthenticated("GRANT_INVALID", "no session owns this hand")
 
     async def to_provision(self, context: Context, session_id: str, epoch: int) -> None:
@@ -159,3 +170,7 @@ class Leave:
             raise Unauthenticated("GRANT_INVALID", "the grant is another session's")
         self._passes.note(session_id, granted.epoch, grant)
         return granted
+
+
+def _only_read() -> Denied:
+    return Denied("HAND_READ_ONLY", "this hand is only shared with the session: it may only be read", name="")

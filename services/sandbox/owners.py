@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Collection
 from dataclasses import replace
 
 from services.kit import failpoints
@@ -61,6 +62,19 @@ class Owners:
                 failpoints.hit("sandbox.hand_leaving")
         await self._carried(sandbox_id)
         return (await self._backends.find(sandbox_id))[1]
+
+    async def transferred(self, sandbox_id: str, goal: Goal, past: Collection[int]) -> SandboxInfo:
+        """Returns a hand that is where its last owner, of one of these generations, has given it.
+
+        Raises Refused (`HAND_TRANSFERRED`) when it is not.
+        """
+        _, info = await self._backends.find(sandbox_id)
+        labels = info.labels
+        name = goal.hand or labels.hand
+        if labels.generation - 1 not in past or (labels.session_id, labels.hand) != (goal.session_id, name):
+            raise core.transferred(labels)
+        await self._carried(sandbox_id)
+        return info
 
     async def attach(
         self, session_id: str, hand_name: str, reference: str, read_only: bool, by_harness: bool

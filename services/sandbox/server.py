@@ -150,9 +150,12 @@ class SandboxServicer(Later):
         seconds = settle_seconds(
             request.settle_timeout.ToNanoseconds() / 1e9 if request.HasField("settle_timeout") else None
         )
-        await self._leave.to_hand_over(context, request.sandbox_id, request.epoch)
+        right = await self._leave.to_transfer(context, request.sandbox_id, request.epoch)
         goal = Goal(request.to_session_id, request.to_hand)
-        info = await self._owners.transfer(request.sandbox_id, goal, request.expected_generation, seconds)
+        if right.past:
+            info = await self._owners.transferred(request.sandbox_id, goal, right.past)
+        else:
+            info = await self._owners.transfer(request.sandbox_id, goal, request.expected_generation, seconds)
         return pb.TransferResponse(sandbox=messages.sandbox(info))
 
     async def ShareHand(self, request: pb.ShareHandRequest, context: Context) -> pb.ShareHandResponse:
