@@ -51,6 +51,7 @@ _MEMORY = {
     "ListMemories": HANDS,
     "ListMemoryVersions": READERS,
     "DeleteMemory": HANDS,
+    "FindMemory": READERS,
 }
 _HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
 _SANDBOX = {

@@ -264,6 +264,8 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events only. A server said the credential that it had been sent. It was
     taken out of the answer, but the server is careless, or worse.
     """
+    ERROR_REASON_MEMORY_READ_ONLY: _ErrorReason.ValueType  # 130
+    """`PERMISSION_DENIED`. The session may only read the memory store."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason that a service of this system gives in
@@ -514,3 +516,5 @@ ERROR_REASON_CREDENTIAL_REFLECTED: ErrorReason.ValueType  # 83
 """In events only. A server said the credential that it had been sent. It was
 taken out of the answer, but the server is careless, or worse.
 """
+ERROR_REASON_MEMORY_READ_ONLY: ErrorReason.ValueType  # 130
+"""`PERMISSION_DENIED`. The session may only read the memory store."""
