@@ -21,6 +21,7 @@ from services.harness.turn.offers import offered
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import routes_of
 from services.harness.turn.state import Call, State
+from services.harness.turn.traits import Traits
 from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 
@@ -33,11 +34,12 @@ _AWAY = ("SANDBOX_UNAVAILABLE", "SESSION_UNAVAILABLE")  # the services that a pr
 class Calls:
     """What a turn does with hands and servers. `state` returns the state as it is now."""
 
-    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State]) -> None:
+    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State], traits: Traits) -> None:
         self._journal = journal
         self._ports = ports
         self._mesh = MeshCalls(ports.mesh)
         self._state = state
+        self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
 
     async def look_up(self, wanted: LookUpTools) -> None:
@@ -107,7 +109,7 @@ class Calls:
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
             epoch, now = self._journal.epoch, self._ports.now()
-            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
+            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now, self._traits))
 
     async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
         """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
