@@ -51,7 +51,7 @@ class Calls:
     async def _hand(self, hand: str, epoch: int, head: int) -> list[Event]:
         config = self._state().config
         try:
-            toolbox = await self._ports.hands.tools(config.hand_specs[config.hands.index(hand)])
+            toolbox = await self._ports.hands.tools(config.hand_specs[config.hands.index(hand)], self._journal.standing)
         except ServiceError as problem:
             return [codec.offered(epoch, head, hand, (), failed=True), self._raised("hand", hand, problem)]
         specs, left_out = offered(hand, len(config.hands) > 1, toolbox)
