@@ -159,7 +159,7 @@ class Standing:
 class Hands(Protocol):
     """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors, Conflict (`EPOCH_STALE`) among them."""
 
-    async def tools(self, spec: bytes) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
         """Lists the tools that the hand will have. Provisions nothing."""
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
