@@ -20,21 +20,28 @@ from services.harness.adapters.sandbox import RemoteHands
 from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
-from services.harness.ports import HarnessType, Ports
+from services.harness.ports import HarnessType, NotHere, Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
 from services.harness.server import HarnessServicer
 from services.harness.settings import Settings
 from services.kit.channels import connect
+from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 
+_log = Log("services.harness")
 DRAIN_SECONDS = 4.0  # that an answer of the model has to end after SIGTERM
 
 
 def harness_types(settings: Settings) -> dict[str, HarnessType]:
-    """Makes every harness type that has a folder under `loops/`."""
-    names = [module.name for module in pkgutil.iter_modules(loops.__path__)]
-    return {name: importlib.import_module(f"{loops.__name__}.{name}").make(settings) for name in names}
+    """Makes every harness type that has a folder under `loops/`, but for those that cannot be here."""
+    types: dict[str, HarnessType] = {}
+    for name in (module.name for module in pkgutil.iter_modules(loops.__path__)):
+        try:
+            types[name] = importlib.import_module(f"{loops.__name__}.{name}").make(settings)
+        except NotHere as lack:
+            _log.info("harness type is not served", type=name, why=str(lack))
+    return types
 
 
 def _prices(settings: Settings) -> Prices:

@@ -238,6 +238,10 @@ class Progress(Protocol):
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
 
 
+class NotHere(Exception):
+    """This process cannot be of a harness type: raised by its `make`. The text says why, and what to do about it."""
+
+
 class HarnessType(Protocol):
     """A kind of brain. Holds nothing of a session that its log does not hold, and little of that between two runs."""
 
