@@ -33,6 +33,7 @@ _SESSION = {
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
+    "ListServedTypes": READERS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
     "VouchVault": CLIENT,
