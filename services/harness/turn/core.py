@@ -58,7 +58,7 @@ class AskClient:
 
 @dataclass(frozen=True, slots=True)
 class LookUpTools:
-    """Ask hands and servers for their tools, and emit ToolsOffered for each."""
+    """Ask hands (the mesh itself is among them) and servers for their tools, and emit ToolsOffered for each."""
 
     hands: tuple[str, ...]
     servers: tuple[str, ...]
@@ -186,7 +186,7 @@ def _answer(state: State, now: float, traits: Traits) -> Action:
     reached = before_asking(state)
     if reached is not None:
         return Pause(reached)
-    missing = LookUpTools(_unoffered(state, state.config.hands), _unoffered(state, state.config.servers))
+    missing = LookUpTools(_unoffered(state, state.config.offering), _unoffered(state, state.config.servers))
     if traits.tools and (missing.hands or missing.servers):
         return missing
     if state.retry is not None and state.retry.at > now:

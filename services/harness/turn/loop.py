@@ -48,6 +48,9 @@ class Answering(Protocol):
         (`Journal.owned`), and may be cancelled at any await: by an interrupt, by a message, or for good.
         """
 
+    async def rest(self) -> None:
+        """Ends what was kept for the next answer: for now none is wanted, or everything begins anew."""
+
     async def close(self) -> None:
         """Ends what `prepare` began."""
 
@@ -240,7 +243,12 @@ class Turn:
 
     async def cancel(self, *keys: str) -> None:
         """Stops what is being done, all of it or what these keys name. What hands do goes on, by its ids."""
-        stopped = [self._tasks.pop(key) for key in keys or tuple(self._tasks) if key in self._tasks]
+        await self._stop(keys or tuple(self._tasks))
+        if not keys:
+            await self.answering.rest()
+
+    async def _stop(self, keys: tuple[str, ...]) -> None:
+        stopped = [self._tasks.pop(key) for key in keys if key in self._tasks]
         for task in stopped:
             task.cancel()
         if stopped:

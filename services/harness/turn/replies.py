@@ -8,10 +8,12 @@ begins another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from handmesh.session.v1.event_pb2 import Event, ModelReplied
 from services.harness.adapters import codec
+from services.harness.answer import Show
 from services.harness.journal import Journal
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.harness.turn.ahead import with_what_follows
@@ -67,6 +69,10 @@ class Replies:
         return False
 
     async def ask(self, body: bytes, read: int) -> Answer:
+        """Asks the model (see `shown`)."""
+        return await self.shown(partial(self._ports.model.ask, body), read)
+
+    async def shown(self, ask: Callable[[Show], Awaitable[Answer]], read: int) -> Answer:
         """Asks and shows what comes, once the session is this harness's: the question does not wait for that.
 
         `read` is the position up to which the request was made. Raises ModelFailure.
@@ -74,7 +80,7 @@ class Replies:
         showing = Showing()
         beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
         try:
-            answer = await self._ports.model.ask(body, showing.show)
+            answer = await ask(showing.show)
             await beginning
         except BaseException:
             beginning.cancel()

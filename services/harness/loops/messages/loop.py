@@ -37,6 +37,9 @@ class Messages:
         """Asks the model and says what it answered, or that it did not."""
         await self._asking.ask(await self._replies.newest())
 
+    async def rest(self) -> None:
+        """Keeps nothing between two answers."""
+
     async def close(self) -> None:
         """Stops the loading."""
         await self._replies.close()
