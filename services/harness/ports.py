@@ -238,8 +238,8 @@ class Progress(Protocol):
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
 
 
-class NotHere(Exception):
-    """This process cannot be of a harness type: raised by its `make`. The text says why, and what to do about it."""
+class NotAvailable(Exception):
+    """A harness type cannot be had on this machine. The text says what is missing, and how to get it."""
 
 
 class HarnessType(Protocol):

@@ -15,6 +15,14 @@ def seconds(value: str) -> float:
     return float(value)
 
 
+def names(value: str) -> tuple[str, ...]:
+    """Takes names, joined by commas."""
+    found = tuple(each.strip() for each in value.split(","))
+    if not all(found):
+        raise ValueError("names, joined by commas")
+    return found
+
+
 @dataclass(frozen=True)
 class Settings(Mesh):
     """Settings of the harness service."""
@@ -53,4 +61,10 @@ class Settings(Mesh):
         seconds,
         5.0,
         "How long a session is kept when its turn has ended: what is said to it meanwhile is answered sooner.",
+    )
+    harness_types: tuple[str, ...] = tuning(
+        "HANDMESH_HARNESS_TYPES",
+        names,
+        (),
+        "The harness types that this process is, with commas; one of your own as package.module. Unset: all it can be.",
     )

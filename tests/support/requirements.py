@@ -122,11 +122,11 @@ def _listens(path: str) -> bool:
 
 def _lack_of_claude_code() -> str | None:
     from services.harness.loops.claude_code import find_binary
-    from services.harness.ports import NotHere
+    from services.harness.ports import NotAvailable
 
     try:
         find_binary()
-    except NotHere as lack:
+    except NotAvailable as lack:
         return str(lack)
     return None
 
