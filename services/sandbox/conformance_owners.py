@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from services.kit.errors import Conflict, Gone
 from services.sandbox.conformance import Stand, command, refused
-from services.sandbox.hand import Labels, Move, Outcome, Owner, Reader, SandboxInfo
+from services.sandbox.hand import CUSTODY, Labels, Move, Outcome, Owner, Reader, SandboxInfo
 
 ONE, TWO = "sess_one", "sess_two"
 
@@ -103,6 +103,7 @@ async def check_06_epochs_are_of_a_generation(stand: Stand) -> None:
 
 async def check_07_the_new_owner_has_the_files_and_not_the_shell(stand: Stand) -> None:
     """Files stay. Variables that the old owner's tools were given, and its shell's state, are gone."""
+    stand.needs(CUSTODY)
     sandbox_id = await stand.id(session_id=ONE)
     await stand.hand.outfit(sandbox_id, {"GIVEN": "to one"}, generation=1)
     said = "echo ${GIVEN:-none} ${MINE:-none} $PWD"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from services.kit.errors import Conflict, Denied, Exists, Full, Invalid, Refused
 from services.sandbox.hand import Labels, Move, Owner, Reader
-from services.sandbox.tools import offered
+from services.sandbox.tools import Tool
 
 HAND_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 MESH = "mesh"  # no hand's name: the mesh's own tools have it
@@ -103,9 +103,9 @@ def transferred(labels: Labels) -> Refused:
     return Refused("HAND_TRANSFERRED", f"this hand {said}", session_id=to)
 
 
-def check_reading(tools: Iterable[str], name: str) -> None:
+def check_reading(tools: Iterable[Tool], name: str) -> None:
     """Raises Denied (`HAND_READ_ONLY`) unless a tool is known to change nothing."""
-    if not any(tool.name == name and tool.read_only for tool in offered(tuple(tools))):
+    if not any(tool.name == name and tool.read_only for tool in tools):
         what = "this hand is only shared with the session: it may use the tools that change nothing"
         raise Denied("HAND_READ_ONLY", what, name=name[:200])
 

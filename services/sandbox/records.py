@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from services.kit.errors import Conflict
 from services.sandbox.hand import Labels, Move, Owner, Reader, SandboxInfo
 from services.sandbox.removal import remove_tree
 
@@ -67,6 +68,14 @@ class Records:
         if record.info.labels.request_id:
             self._by_request()[record.info.labels.request_id] = record.sandbox_id
         return record
+
+    def relabel(self, record: Record, before: Labels, after: Labels) -> Record:
+        """Changes whose a sandbox is, as `Hand.relabel` promises. Nothing is waited for: one service has the record."""
+        if record.info.labels != before:
+            now = record.info.labels.generation
+            raise Conflict("GENERATION_CONFLICT", f"the sandbox has generation {now} by now", generation=now)
+        labels = replace(after, sandbox_id=record.sandbox_id)
+        return self.save(replace(record, info=replace(record.info, labels=labels)))
 
     def get(self, sandbox_id: str) -> Record | None:
         """Reads a record, if there is one. One that a crash of the machine has torn counts as none."""

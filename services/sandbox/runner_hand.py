@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from services.kit import failpoints
-from services.kit.errors import Conflict, Exists, Gone, Invalid, Unavailable
+from services.kit.errors import Exists, Gone, Invalid, Unavailable
 from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox.hand import (
+    CAPABILITIES,
     WORKSPACE,
     Chunk,
     Content,
@@ -35,7 +36,7 @@ from services.sandbox.records import Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
 from services.sandbox.runner_doors import RunnerDoors
 from services.sandbox.runner_files import RunnerFiles
-from services.sandbox.tools import NAMES
+from services.sandbox.tools import NAMES, Tool, offered
 
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
@@ -49,6 +50,8 @@ _log = Log("services.sandbox.runner_hand")
 class RunnerHand(RunnerFiles, RunnerDoors):
     """A `Hand` (see there) over a place and the folder of its records."""
 
+    capabilities = CAPABILITIES
+
     def __init__(self, place: Place, records: Records) -> None:
         """Goes on with the sandboxes that the records tell of."""
         self._place = place
@@ -58,6 +61,14 @@ class RunnerHand(RunnerFiles, RunnerDoors):
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
         self._leaving: set[str] = set()  # sandboxes that are being destroyed here: nobody finds them any more
         self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
+
+    def tools(self, recipe: Recipe) -> tuple[Tool, ...]:
+        """See `Hand.tools`."""
+        return offered(recipe.tools)
+
+    def tools_in(self, info: SandboxInfo) -> tuple[Tool, ...]:
+        """See `Hand.tools_in`."""
+        return offered(info.tools)
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
@@ -173,13 +184,8 @@ class RunnerHand(RunnerFiles, RunnerDoors):
             await asyncio.sleep(_POLL_SECONDS)
 
     async def relabel(self, sandbox_id: str, before: Labels, after: Labels) -> SandboxInfo:
-        """See `Hand.relabel`. Nothing is waited for between the look and the change: one service has the record."""
-        record = await self._record(sandbox_id)
-        if record.info.labels != before:
-            now = record.info.labels.generation
-            raise Conflict("GENERATION_CONFLICT", f"the sandbox has generation {now} by now", generation=now)
-        changed = replace(record, info=replace(record.info, labels=replace(after, sandbox_id=sandbox_id)))
-        self._known[sandbox_id] = self._records.save(changed)
+        """See `Hand.relabel`."""
+        changed = self._known[sandbox_id] = self._records.relabel(await self._record(sandbox_id), before, after)
         return changed.info
 
     async def fence(self, sandbox_id: str, generation: int) -> None:

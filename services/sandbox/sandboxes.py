@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from services.kit import failpoints
-from services.kit.errors import Conflict, Gone, Invalid, ServiceError
+from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox import core, owners_core
@@ -21,6 +21,8 @@ from services.sandbox.backends import Backends
 from services.sandbox.doorman import Doorman
 from services.sandbox.environments import Environments
 from services.sandbox.hand import (
+    FILES,
+    REPOSITORIES,
     WORKSPACE,
     Chunk,
     ExecutionInfo,
@@ -40,7 +42,7 @@ from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.runner import config
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.seeds_rules import Repository
-from services.sandbox.tools import Tool, offered
+from services.sandbox.tools import Tool
 
 OUTPUTS = f"{WORKSPACE}/{config.OUTPUTS}"  # what an agent has made for people
 _log = Log("services.sandbox.sandboxes")
@@ -114,12 +116,12 @@ class Sandboxes:
         self._epochs = core.Epochs()
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
-    async def provision(self, wanted: Wanted, tenant: str | None = None) -> SandboxInfo:
+    async def provision(self, wanted: Wanted, tenant: str | None = None, owner: str = "") -> SandboxInfo:
         """Makes a sandbox. Raises as `Hand.provision` and `Planting.plant` do, `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`.
 
-        `tenant` is the caller's, None for one of the mesh.
+        `tenant` is the caller's, None for one of the mesh; `owner` the one whose hands may be meant, if any.
         """
-        recipe = self._environments.recipe(wanted.environment)
+        recipe = self._recipe(wanted.environment, owner)
         load = await self._resources.load(
             wanted.resources, wanted.session_id, tenant, recipe.limits.disk_bytes, wanted.checkpoint_id
         )
@@ -127,6 +129,7 @@ class Sandboxes:
         self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
         labels = _labels(wanted, recipe, tenant)
+        _check_able(backend, load)
         preparing = None
         if load.repositories:
             door = self._doorman.speaks_for(wanted.session_id)
@@ -146,6 +149,16 @@ class Sandboxes:
                 await asyncio.gather(preparing, return_exceptions=True)
         failpoints.hit("sandbox.sandbox_made")
         return info
+
+    def _recipe(self, environment: str, owner: str) -> Recipe:
+        """Returns a recipe of the operator's, or of a hand that has dialled out for that tenant."""
+        dialled = self._backends.dialled()
+        if environment not in self._environments.recipes and owner and environment and dialled is not None:
+            for recipe in dialled.known(owner):
+                if recipe.name == environment:
+                    return recipe
+        recipe = self._environments.recipe(environment)
+        return replace(recipe, tenant=owner) if recipe.worker else recipe
 
     async def _provide(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
         """Gives a sandbox its doors. One that did not get them is not kept for nobody to find, as with mounts."""
@@ -197,9 +210,9 @@ class Sandboxes:
         if call.attach_only or past:
             return await self._result(hand, call.sandbox_id, call.execution_id)
         if right.reads:
-            owners_core.check_reading(info.tools, call.name)
+            owners_core.check_reading(hand.tools_in(info), call.name)
         id, epoch = call.execution_id or mint("exec"), 0 if right.reads else call.epoch
-        order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, epoch)
+        order = core.order(hand.tools_in(info), call.name, call.input_json, id, call.seconds, info.seconds, epoch)
         began = time.monotonic()
         await self._doorman.keep(hand, info, lambda: call.sandbox_id in self._planting.planted())
         try:
@@ -329,14 +342,14 @@ class Sandboxes:
 
     async def tools_of(self, sandbox_id: str) -> Toolbox:
         """Lists a sandbox's tools."""
-        _, info = await self._backends.find(sandbox_id)
+        hand, info = await self._backends.find(sandbox_id)
         recipe = self._environments.recipes.get(info.labels.environment)
-        return Toolbox(info.labels.environment, described(recipe) if recipe else "", offered(info.tools))
+        return Toolbox(info.labels.environment, described(recipe) if recipe else "", hand.tools_in(info))
 
-    def tools_by_environment(self, environment: str) -> Toolbox:
-        """Lists the tools that an environment's sandboxes will have."""
-        recipe = self._environments.recipe(environment)
-        return Toolbox(recipe.name, described(recipe), offered(recipe.tools))
+    def tools_by_environment(self, environment: str, owner: str = "") -> Toolbox:
+        """Lists the tools that an environment's sandboxes will have. `owner` as for `provision`."""
+        recipe = self._recipe(environment, owner)
+        return Toolbox(recipe.name, described(recipe), self._backends.hand(recipe.backend).tools(recipe))
 
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
@@ -344,9 +357,12 @@ class Sandboxes:
         kept = [info for info in found if session_id in ("", info.labels.session_id)]
         return sorted(kept, key=lambda info: (info.labels.create_time, info.labels.sandbox_id))
 
-    async def environments(self) -> list[Availability]:
+    async def environments(self, owner: str = "") -> list[Availability]:
         """Lists the environments by name, and tries whether each can be followed here and now."""
-        return [await self._try(recipe) for _, recipe in sorted(self._environments.recipes.items())]
+        dialled = self._backends.dialled()
+        own = [recipe.name for recipe in (dialled.known(owner) if owner and dialled is not None else ())]
+        names = sorted({*own, *self._environments.recipes})
+        return [await self._try(self._recipe(name, owner)) for name in names]
 
     async def _try(self, recipe: Recipe) -> Availability:
         try:
@@ -397,3 +413,12 @@ def _labels(wanted: Wanted, recipe: Recipe, tenant: str | None) -> Labels:
     owners_core.check_name(wanted.hand)
     request = owners_core.request_of(tenant, wanted.hand)
     return replace(labels, tenant=tenant, standing=wanted.hand, request_id=request)
+
+
+def _check_able(hand: Hand, load: Load) -> None:
+    """Raises Refused (`CAPABILITY_MISSING`) for resources that a hand has no place for."""
+    wanted = {FILES} if load.contents or load.mounts else set()
+    wanted |= {REPOSITORIES} if load.repositories else set()
+    missing = sorted(wanted - hand.capabilities)
+    if missing:
+        raise Refused("CAPABILITY_MISSING", f"hands of that kind have no {missing[0]}", capability=missing[0])

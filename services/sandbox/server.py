@@ -10,8 +10,8 @@ from services.kit.errors import Invalid
 from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox import messages
+from services.sandbox.dialled_server import WorkerCalls, Workers
 from services.sandbox.hand import Chunk, SandboxInfo
-from services.sandbox.later import Later
 from services.sandbox.leave import HARNESS, Leave
 from services.sandbox.networks import described
 from services.sandbox.owners import Owners
@@ -19,11 +19,12 @@ from services.sandbox.owners_core import Goal, settle_seconds
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
-class SandboxServicer(Later):
+class SandboxServicer(WorkerCalls):
     """Serves `handmesh.sandbox.v1.SandboxService`."""
 
-    def __init__(self, sandboxes: Sandboxes, leave: Leave, owners: Owners) -> None:
-        """Serves these sandboxes to those who have leave."""
+    def __init__(self, sandboxes: Sandboxes, leave: Leave, workers: Workers, owners: Owners) -> None:
+        """Serves these sandboxes to those who have leave, and takes workers in."""
+        self._workers = workers
         self._sandboxes = sandboxes
         self._owners = owners
         self._leave = leave
@@ -42,7 +43,7 @@ class SandboxServicer(Later):
             request.checkpoint_id,
             request.description,
         )
-        info = await self._sandboxes.provision(wanted, caller().tenant)
+        info = await self._sandboxes.provision(wanted, caller().tenant, await self._leave.on_behalf(context))
         return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
     async def _attached(self, request: pb.ProvisionRequest) -> SandboxInfo:
@@ -98,7 +99,8 @@ class SandboxServicer(Later):
             await self._leave.to_look(request.sandbox_id)
             found = await self._sandboxes.tools_of(request.sandbox_id)
         else:
-            found = self._sandboxes.tools_by_environment(request.environment)
+            owner = await self._leave.on_behalf(context)
+            found = self._sandboxes.tools_by_environment(request.environment, owner)
         return pb.ListToolsResponse(
             tools=messages.tools(found.tools), environment=found.environment, environment_description=found.description
         )
@@ -111,7 +113,7 @@ class SandboxServicer(Later):
         self, request: pb.ListEnvironmentsRequest, context: Context
     ) -> pb.ListEnvironmentsResponse:
         answer = pb.ListEnvironmentsResponse()
-        for found in await self._sandboxes.environments():
+        for found in await self._sandboxes.environments(await self._leave.on_behalf(context)):
             recipe = found.recipe
             row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=described(recipe))
             row.available, row.problem = not found.problem, found.problem
