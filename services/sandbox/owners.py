@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from services.kit import failpoints
-from services.kit.errors import Gone, Invalid, Refused, ServiceError, Unavailable
+from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 from services.sandbox import owners_core as core
 from services.sandbox.doorman import Doorman
@@ -88,7 +88,7 @@ class Owners:
         if by_harness and seen.hands.get(hand_name) != reference:
             what = f"the session's configuration names no standing hand {hand_name!r}"
             raise Invalid("ARGUMENT_INVALID", what, field="standing_hand")
-        labels = await self._standing(reference, seen.tenant)
+        labels = await self.standing(reference, seen.tenant)
         if read_only:
             return await self.shares.share(labels.sandbox_id, session_id, hand_name)
         move = labels.move
@@ -96,9 +96,13 @@ class Owners:
         if labels.session_id not in ("", session_id) and not coming:
             what = f"the hand {reference} is session {labels.session_id}'s now"
             raise Refused("HAND_TAKEN", what, session_id=labels.session_id)
-        return await self.transfer(labels.sandbox_id, Goal(session_id, hand_name), 0, core.SETTLE_SECONDS)
+        try:
+            return await self.transfer(labels.sandbox_id, Goal(session_id, hand_name), 0, core.SETTLE_SECONDS)
+        except Conflict:  # somebody else was faster
+            raise Refused("HAND_TAKEN", f"the hand {reference} is on its way to another owner", session_id="") from None
 
-    async def _standing(self, reference: str, tenant: str) -> Labels:
+    async def standing(self, reference: str, tenant: str) -> Labels:
+        """Finds a tenant's standing hand by its name or id. Raises Gone (`HAND_UNKNOWN`)."""
         for _, info in await self._backends.listed():
             labels = info.labels
             if labels.standing and labels.tenant == tenant and reference in (labels.standing, labels.sandbox_id):

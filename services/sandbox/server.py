@@ -98,6 +98,9 @@ class SandboxServicer(WorkerCalls):
         if request.WhichOneof("of") == "sandbox_id":
             await self._leave.to_look(request.sandbox_id)
             found = await self._sandboxes.tools_of(request.sandbox_id)
+        elif request.WhichOneof("of") == "standing_hand":
+            labels = await self._owners.standing(request.standing_hand, await self._leave.on_behalf(context))
+            found = await self._sandboxes.tools_of(labels.sandbox_id)
         else:
             owner = await self._leave.on_behalf(context)
             found = self._sandboxes.tools_by_environment(request.environment, owner)

@@ -725,21 +725,27 @@ class ListToolsRequest(message.Message):
 
     SANDBOX_ID_FIELD_NUMBER: builtins.int
     ENVIRONMENT_FIELD_NUMBER: builtins.int
+    STANDING_HAND_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """Those of a sandbox that there is."""
     environment: builtins.str
     """Those of an environment's sandboxes. Empty means the default one."""
+    standing_hand: builtins.str
+    """Those of a standing hand of the caller's tenant, by its name or sandbox
+    id. A harness shows its session's grant.
+    """
     def __init__(
         self,
         *,
         sandbox_id: builtins.str = ...,
         environment: builtins.str = ...,
+        standing_hand: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id", "standing_hand", b"standing_hand"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id", "standing_hand", b"standing_hand"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_of: _TypeAlias = typing.Literal["sandbox_id", "environment"]  # noqa: Y015
+    _WhichOneofReturnType_of: _TypeAlias = typing.Literal["sandbox_id", "environment", "standing_hand"]  # noqa: Y015
     _WhichOneofArgType_of: _TypeAlias = typing.Literal["of", b"of"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_of) -> _WhichOneofReturnType_of | None: ...
 

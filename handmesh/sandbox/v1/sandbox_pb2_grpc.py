@@ -247,7 +247,7 @@ class SandboxServiceServicer:
         will have. By environment it provisions nothing.
 
         * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-        * `NOT_FOUND`: `SANDBOX_GONE`.
+        * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

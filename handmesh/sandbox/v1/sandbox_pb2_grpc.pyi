@@ -123,7 +123,7 @@ class SandboxServiceStub:
     will have. By environment it provisions nothing.
 
     * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-    * `NOT_FOUND`: `SANDBOX_GONE`.
+    * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
     """
     ListSandboxes: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListSandboxesRequest, _sandbox_pb2.ListSandboxesResponse]
     """Lists the sandboxes that there are, oldest first. A client sees those of its
@@ -351,7 +351,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     will have. By environment it provisions nothing.
 
     * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-    * `NOT_FOUND`: `SANDBOX_GONE`.
+    * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
     """
     ListSandboxes: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListSandboxesRequest, _sandbox_pb2.ListSandboxesResponse]  # type: ignore[assignment]
     """Lists the sandboxes that there are, oldest first. A client sees those of its
@@ -612,7 +612,7 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         will have. By environment it provisions nothing.
 
         * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-        * `NOT_FOUND`: `SANDBOX_GONE`.
+        * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
         """
 
     @_abc_1.abstractmethod
