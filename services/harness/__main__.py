@@ -22,6 +22,7 @@ from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
 from services.harness.mesh.memory import MemoryTools
+from services.harness.mesh.session_events import SessionEvents
 from services.harness.ports import HarnessType, Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
@@ -62,7 +63,7 @@ async def run(settings: Settings) -> None:
         jitter=random.random,
         prices=prices,
         pictures=ProcessPictures(),
-        mesh=(MemoryTools(RemoteMemories(to_session)),),
+        mesh=(MemoryTools(RemoteMemories(to_session)), SessionEvents()),
     )
     types = harness_types(settings)
     instance = f"{socket.gethostname()}:{getpid()}"
