@@ -176,7 +176,7 @@ class Standing:
 class Hands(Protocol):
     """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors, Conflict (`EPOCH_STALE`) among them."""
 
-    async def tools(self, spec: bytes) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
         """Lists the tools that the hand will have. Provisions nothing."""
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
@@ -253,6 +253,10 @@ class Progress(Protocol):
 
     def linger(self) -> float:
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
+
+
+class NotAvailable(Exception):
+    """A harness type cannot be had on this machine. The text says what is missing, and how to get it."""
 
 
 class HarnessType(Protocol):
