@@ -50,6 +50,12 @@ class Settings(Mesh):
         "TOML file of models' prices, before the built-in ones.",
     )
     capacity: int = setting("HANDMESH_CAPACITY", whole, 100, "Most sessions that this harness works on at once.")
+    claude_code_processes: int = setting(
+        "HANDMESH_CLAUDE_CODE_PROCESSES",
+        whole,
+        8,
+        "Most turns of `claude_code` sessions at once, each a process of Claude Code with 220 MB; others wait.",
+    )
     linger: float = tuning(
         "HANDMESH_LINGER_SECONDS",
         seconds,
