@@ -35,6 +35,7 @@ _SESSION = {
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
+    "ListServedTypes": READERS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
     "VouchVault": CLIENT,
@@ -57,6 +58,7 @@ _MEMORY = {
     "ListMemories": HANDS,
     "ListMemoryVersions": READERS,
     "DeleteMemory": HANDS,
+    "FindMemory": READERS,
 }
 _HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
 _SANDBOX = {
