@@ -27,7 +27,7 @@ _SESSION = {
     "ForkSession": CLIENT,
     "ImportSession": CLIENT,
     "VerifySession": CLIENT,
-    "EmitEvent": CLIENT | HARNESS | {"vault_proxy"},
+    "EmitEvent": CLIENT | HARNESS | {"vault_proxy", "sandbox"},  # each what the log's table of emitters lets it
     "EmitEvents": CLIENT | HARNESS | {"vault_proxy"},
     "GetEvents": READERS,
     "WatchEvents": READERS,
@@ -76,6 +76,7 @@ _SANDBOX = {
     "ReadFile": READERS,
     "Checkpoint": READERS,
     "Transfer": READERS,
+    "ShareHand": READERS,
     "ConnectHand": HAND,
     "ReportExecution": HAND,
 }
