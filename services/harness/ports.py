@@ -280,6 +280,10 @@ class Progress(Protocol):
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
 
 
+class NotAvailable(Exception):
+    """A harness type cannot be had on this machine. The text says what is missing, and how to get it."""
+
+
 class HarnessType(Protocol):
     """A kind of brain. Holds nothing of a session that its log does not hold, and little of that between two runs."""
 

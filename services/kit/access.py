@@ -35,6 +35,7 @@ _SESSION = {
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
+    "ListServedTypes": READERS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
     "VouchVault": CLIENT,
