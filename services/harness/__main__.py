@@ -12,11 +12,13 @@ from os import getpid
 from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.harness.adapters.anthropic import AnthropicModel
+from services.harness.adapters.memories import RemoteMemories
 from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
 from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
+from services.harness.mesh.memory import MemoryTools
 from services.harness.ports import Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
@@ -49,7 +51,8 @@ async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
     prices, listed = _prices(settings), _types(settings)
     types = {each.name: each.kind for each in listed if each.kind is not None}
-    session = SessionServiceStub(connect(settings.session_address, settings.tls_dir))
+    to_session = connect(settings.session_address, settings.tls_dir)
+    session = SessionServiceStub(to_session)
     model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
     ports = Ports(
         model=model,
@@ -59,6 +62,7 @@ async def run(settings: Settings) -> None:
         jitter=random.random,
         prices=prices,
         pictures=ProcessPictures(),
+        mesh=(MemoryTools(RemoteMemories(to_session)),),
     )
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(

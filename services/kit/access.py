@@ -58,6 +58,7 @@ _MEMORY = {
     "ListMemories": HANDS,
     "ListMemoryVersions": READERS,
     "DeleteMemory": HANDS,
+    "FindMemory": READERS,
 }
 _HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
 _SANDBOX = {

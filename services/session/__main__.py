@@ -74,7 +74,8 @@ def parts(
     grants = Grants(store.registry, store.wire, writer, reader, now, vouch)
     watcher = Watcher(recent, store.wire)
     audit = Audit(store.registry, stones, writer, now)
-    sessions = Sessions(writer, reader, store.registry, index, claims, grants, audit, now)
+    memories = Memories(store.objects, store.registry, now, memory_bytes)
+    sessions = Sessions(writer, reader, store.registry, index, claims, grants, audit, memories, now)
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
     listing = Listing(store.registry, index, writer, reader)
     asked = Requests(store.registry)
@@ -96,7 +97,7 @@ def parts(
         writer,
         Verifier(log, marks, writer),
         blobs,
-        Memories(store.objects, store.registry, now, memory_bytes),
+        memories,
         Vouchers(store.registry, now, vouch),
         audit,
         HandTokens(store.registry, grants, now),

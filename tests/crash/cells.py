@@ -58,6 +58,9 @@ KILLS = [
     Cell(15, "sandbox.sandbox_booted"),
     Cell(15, "sandbox.sandbox_made"),
     Cell(15, "harness.sandbox_made"),
+    Cell(16, "harness.call_started", kind="memory"),
+    Cell(16, "session.memory_stored", kind="memory", passes=1),  # one file is there before
+    Cell(16, "harness.result_returned", kind="memory"),
 ]
 """Struck with SIGKILL, one after the other."""
 
@@ -141,6 +144,7 @@ ERRORS = {
     ),
     "asked": ("harness.decision_stored",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
+    "memory": ("session.memory_stored",),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
 
@@ -162,6 +166,7 @@ STEPS = (
     "the turn has ended, the claim is held",
     "a session ends",
     "a sandbox is made",
+    "a tool of the mesh's own was called",
 )
 
 
