@@ -61,6 +61,12 @@ KILLS = [
     Cell(16, "harness.call_started", kind="memory"),
     Cell(16, "session.memory_stored", kind="memory", passes=1),  # one file is there before
     Cell(16, "harness.result_returned", kind="memory"),
+    Cell(17, "harness.woke", kind="echo"),
+    Cell(17, "harness.reply_stored", kind="echo"),
+    Cell(17, "harness.model_asked", kind="review", passes=1),
+    Cell(17, "harness.model_answered", kind="review", passes=2),
+    Cell(17, "harness.reply_stored", kind="review"),
+    Cell(17, "session.event_stored", kind="review", passes=3),  # the second answer of three
 ]
 """Struck with SIGKILL, one after the other."""
 
@@ -167,6 +173,7 @@ STEPS = (
     "a session ends",
     "a sandbox is made",
     "a tool of the mesh's own was called",
+    "a session of another harness type is at work",
 )
 
 

@@ -63,6 +63,8 @@ def _config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
         case "memory":
             store = config_pb2.MemoryAccess(memory_store_id=crew.memory_store_id, name="notes")
             return config_pb2.SessionConfig(no_hands=True, memory_stores=[store])
+        case "echo" | "review":
+            return config_pb2.SessionConfig(harness=kind)
     return config_pb2.SessionConfig()
 
 

@@ -50,7 +50,11 @@ class Calls:
             asked.append(self._servers(wanted.servers, epoch, head))
         for events in await asyncio.gather(*asked):
             for event in events:
-                await self._journal.say(event)
+                await self._journal.say_while(self._is_mine, event)
+
+    def _is_mine(self) -> bool:
+        """Tells whether the session is still of this type: what it is offered as another one is for that to say."""
+        return self._state().config.harness == self._traits.name
 
     async def _hand(self, hand: str, epoch: int, head: int) -> list[Event]:
         config = self._state().config
