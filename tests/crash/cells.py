@@ -70,6 +70,26 @@ KILLS = [
 ]
 """Struck with SIGKILL, one after the other."""
 
+CLAUDE_CODE = [
+    Cell(3, "harness.model_streaming", passes=4),
+    Cell(6, "harness.call_started"),
+    Cell(10, "harness.result_stored"),
+    Cell(0, "session.event_stored"),
+    Cell(1, "session.event_stored", passes=1),
+    Cell(1, "harness.woke"),
+    Cell(2, "harness.model_asked"),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "session.event_stored", passes=3),
+    Cell(5, "harness.reply_stored"),
+    Cell(6, "session.event_stored", passes=4),
+    Cell(9, "harness.result_returned"),
+    Cell(9, "session.event_stored", passes=5),
+    Cell(12, "harness.decision_stored", kind="asked"),
+    Cell(13, "session.event_stored", passes=7),
+    Cell(13, "harness.run_ended"),
+]
+"""Struck with SIGKILL in sessions of the type `claude_code`; the first three in every run of the tests."""
+
 ENDS = [Cell(14, "session.end_stored"), Cell(14, "sandbox.place_destroyed")]
 """Struck with SIGKILL while a session ends."""
 

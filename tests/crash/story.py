@@ -41,8 +41,14 @@ async def insist(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-def config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
-    """Returns what a session of this kind is made with."""
+def config_of(crew: Crew, kind: str, harness: str = "") -> config_pb2.SessionConfig:
+    """Returns what a session of this kind is made with. `harness` is its type, if not the default one."""
+    config = _config_of(crew, kind)
+    config.harness = harness
+    return config
+
+
+def _config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
     match kind:
         case "asked":
             ask = config_pb2.TOOL_POLICY_ACTION_ASK
@@ -75,9 +81,9 @@ class Story:
     seconds: float = 0.0  # the longest silence
 
     @classmethod
-    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False) -> Story:
+    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False, harness: str = "") -> Story:
         """Makes a session. With `at_once` its message comes with it, else `tell` sends it."""
-        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind))
+        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind, harness))
         if at_once:
             request.initial_events.append(_message(f"first-{request.request_id}", f"{kind} {request.request_id}"))
             await _prepare(crew, kind, f"{kind} {request.request_id}")

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from handmesh.session.v1 import session_pb2
-from tests.crash.cells import AWAY, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
+from tests.crash.cells import AWAY, CLAUDE_CODE, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
 from tests.crash.crew import Crew, without_openbao
 from tests.crash.story import Story, count, insist, outcomes
 from tests.drills.size import size
@@ -54,6 +54,19 @@ async def test_a_kill(crew: Crew, cell: Cell) -> None:
     crew.arm(cell.point, f"kill after {cell.passes}")
     try:
         story = await Story.begin(crew, cell.kind, at_once=cell.at_once)
+        await finish(story, cell.outcomes)
+        await crew.struck(cell.point)
+    finally:
+        assert crew.disarm() == []
+
+
+@pytest.mark.claude_code
+@pytest.mark.parametrize("cell", CLAUDE_CODE[: size(3, len(CLAUDE_CODE))] * TIMES, ids=str)
+async def test_a_kill_with_claude_code(crew: Crew, cell: Cell) -> None:
+    """The same when the real Claude Code is the brain, whose process goes with the harness's."""
+    crew.arm(cell.point, f"kill after {cell.passes}")
+    try:
+        story = await Story.begin(crew, cell.kind, at_once=cell.at_once, harness="claude_code")
         await finish(story, cell.outcomes)
         await crew.struck(cell.point)
     finally:
