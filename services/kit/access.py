@@ -19,7 +19,7 @@ _SESSION = {
     "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
-    "EndSession": CLIENT,
+    "EndSession": READERS,
     "ArchiveSession": CLIENT,
     "DeleteSession": CLIENT,
     "ForkSession": CLIENT,
@@ -27,6 +27,7 @@ _SESSION = {
     "VerifySession": CLIENT,
     "EmitEvent": CLIENT | HARNESS | {"vault_proxy"},
     "EmitEvents": CLIENT | HARNESS | {"vault_proxy"},
+    "SendMessage": HARNESS,
     "GetEvents": READERS,
     "WatchEvents": READERS,
     "PublishPreviews": HARNESS,

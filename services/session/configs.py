@@ -21,6 +21,8 @@ MAX_NAMED = 64  # hands, servers, tools or policies of one session
 MAX_VAULTS = 16  # of one session: the vault's policy has a line for each
 MAX_URL = 2_048
 MAX_GIT_RULES = 32  # of each kind, of one repository
+MAX_DEPTH = 8  # levels of sessions below one
+MAX_CHILDREN = 1_000  # sessions that one may start
 MAIN_HAND = "main"  # of a session that names none
 MESH = "mesh"  # what the mesh's own tools are offered by: no hand and no server
 
@@ -65,7 +67,11 @@ def check(config: SessionConfig) -> None:
             _refuse(f"tool_policies[{at}].pattern", "has 1 to 256 characters")
         if policy.action not in ToolPolicyAction.values() or not policy.action:
             _refuse(f"tool_policies[{at}].action", "must be ALLOW, ASK or DENY")
-    _check_budgets(config.budgets)
+    _check_budgets("budgets", config.budgets)
+    for field, most in (("max_depth", MAX_DEPTH), ("max_children", MAX_CHILDREN)):
+        if not 0 <= getattr(config.child_limits, field) <= most:
+            _refuse(f"child_limits.{field}", f"is from 0 to {most}")
+    _check_budgets("child_limits.budgets", config.child_limits.budgets)
     if config.max_output_tokens < 0:
         _refuse("max_output_tokens", "must not be negative")
     if config.context_policy_json:
@@ -159,9 +165,9 @@ def _check_tools(tools: Iterable[CustomTool]) -> None:
             _refuse(f"custom_tools[{at}].timeout", "must not be negative")
 
 
-def _check_budgets(budgets: Budgets) -> None:
+def _check_budgets(where: str, budgets: Budgets) -> None:
     for field in ("max_turns", "max_tokens", "max_cost_micros", "max_tool_calls", "max_model_calls_per_turn"):
         if getattr(budgets, field) < 0:
-            _refuse(f"budgets.{field}", "must not be negative")
+            _refuse(f"{where}.{field}", "must not be negative")
     if budgets.max_wall_time.ToNanoseconds() < 0:
-        _refuse("budgets.max_wall_time", "must not be negative")
+        _refuse(f"{where}.max_wall_time", "must not be negative")

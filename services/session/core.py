@@ -97,6 +97,10 @@ class Fact:
     reason: int = 0  # a `TurnEndReason`
     tenant: str = ""
     harness: str = ""
+    parent: str = ""  # of a configuration, like the next two
+    max_depth: int = 0  # levels of sessions that may be below this one
+    max_children: int = 0  # sessions that it may start in all
+    child: str = ""  # the session that was started, or has ended
 
 
 @dataclass
@@ -131,6 +135,13 @@ class WriteState:
     last_input: int = 0  # position of the last event that a harness should look at
     last_step: int = 0  # position of the last event of a harness
     last_deed: int = 0  # the same, without `harness_woke`
+    message_time: int = 0  # of the last message
+    interrupt_time: int = 0  # of the last interrupt, obeyed or not
+    parent: str = ""  # the session that started this one
+    max_depth: int = 0
+    max_children: int = 0
+    children_started: int = 0
+    children: dict[str, int] = field(default_factory=dict)  # those that have not ended -> position of their start
     names: MutableMapping[int, int] = field(default_factory=Names)  # event ids and tool calls, hashed -> position
 
 
@@ -168,10 +179,11 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "session_started" | "config_changed":
             state.tenant, state.harness, state.config_position = fact.tenant, fact.harness, state.head
             state.paused = ""
+            state.parent, state.max_depth, state.max_children = fact.parent, fact.max_depth, fact.max_children
         case "message_received":
-            state.message = state.head
+            state.message, state.message_time = state.head, state.update_time
         case "interrupt_requested":
-            state.interrupt = state.head if _turn_open(state) else 0
+            state.interrupt, state.interrupt_time = state.head if _turn_open(state) else 0, state.update_time
         case "harness_woke":
             state.epoch = state.head
         case "model_replied":
@@ -199,6 +211,13 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "session_forked":
             state.archived, state.epoch = False, 0  # no harness has this log yet
             state.forked = state.head
+            state.children.clear()  # the original's
+        case "child_started":
+            state.children_started += 1
+            state.children[fact.child] = state.head
+            state.names[name_of("child", fact.child)] = state.head
+        case "child_ended":
+            state.children.pop(fact.child, None)
         case kind if kind in _CALL_STEPS:
             state.calls[fact.tool_use_id] = _CALL_STEPS[kind]
             state.hashes.pop(fact.tool_use_id, None)
@@ -233,6 +252,16 @@ def _drop_answered(state: WriteState) -> None:
 
 def _turn_open(state: WriteState) -> bool:
     return state.message > state.settled
+
+
+def started(state: WriteState, session_id: str) -> bool:
+    """Says whether this session has started that one, whether or not it has ended."""
+    return int(state.names.get(name_of("child", session_id), 0)) > state.forked  # before, it was the original's
+
+
+def over(state: WriteState) -> bool:
+    """Says whether nothing that this session has started may go on."""
+    return state.ended or state.archived
 
 
 def waiting(state: WriteState) -> list[str]:

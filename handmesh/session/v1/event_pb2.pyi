@@ -378,7 +378,9 @@ class MessageReceived(message.Message):
 
 @typing.final
 class InterruptRequested(message.Message):
-    """Someone asked the agent to stop its turn."""
+    """Someone asked the agent to stop its turn. The session service asks the same of
+    the sessions that this one has started.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1401,7 +1403,7 @@ class DoorRefused(message.Message):
 
 @typing.final
 class ChildStarted(message.Message):
-    """The session started another one."""
+    """The session started another one. In the log before the other one is there."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1425,7 +1427,9 @@ class ChildStarted(message.Message):
 
 @typing.final
 class ChildEnded(message.Message):
-    """A session that this one had started ended."""
+    """A session that this one had started ended, or never came to be. A session that
+    ends first is told of no child any more: they end with it.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
