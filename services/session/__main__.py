@@ -23,6 +23,7 @@ from services.session.children import Children
 from services.session.claims import Claims
 from services.session.families import Families
 from services.session.grants import Grants, Vouch
+from services.session.hand_tokens import HandTokens
 from services.session.index import Index
 from services.session.integrity import Marks
 from services.session.lifecycle import Lifecycle
@@ -104,6 +105,7 @@ def parts(
         Memories(store.objects, store.registry, now, memory_bytes),
         Vouchers(store.registry, now, vouch),
         audit,
+        HandTokens(store.registry, grants, now),
     )
 
 

@@ -97,9 +97,7 @@ def _head(state: State, newest_model: str) -> Head:
 
 def _tools(state: State) -> list[Block]:
     specs = [spec for _, _, spec in routes_of(state).values()] + list(state.config.custom_tools)
-    return [
-        {"name": spec.name, "description": spec.description, "input_schema": json.loads(spec.schema)} for spec in specs
-    ]
+    return [spec.definition() for spec in specs]
 
 
 class _Telling:
