@@ -15,11 +15,13 @@ from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_s
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.harness import loops
 from services.harness.adapters.anthropic import AnthropicModel
+from services.harness.adapters.others import RemoteOthers
 from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
 from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
+from services.harness.mesh.sessions import SessionTools
 from services.harness.ports import HarnessType, Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
@@ -59,6 +61,7 @@ async def run(settings: Settings) -> None:
         jitter=random.random,
         prices=prices,
         pictures=ProcessPictures(),
+        mesh=[SessionTools(RemoteOthers(session), time.time)],
     )
     types = harness_types(settings)
     instance = f"{socket.gethostname()}:{getpid()}"

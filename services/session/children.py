@@ -67,10 +67,9 @@ class Children:
             )
         if len(request.initial_events) >= MAX_BATCH_EVENTS:
             raise Invalid("ARGUMENT_INVALID", f"at most {MAX_BATCH_EVENTS - 1} events", field="initial_events")
-        digest = hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
         facts = [_message(event, granted.session_id) for event in request.initial_events]
         verb = f"child\0{granted.session_id}"  # a call's id names one call of its own session only
-        claimed = await self._requests.claim(granted.tenant, request.request_id, digest, verb)
+        claimed = await self._requests.claim(granted.tenant, request.request_id, "child", verb)
         await self._sessions.carry(self._create(granted, request, facts, claimed))
         return await self._sessions.get(claimed.session_id, granted.tenant)
 

@@ -81,7 +81,7 @@ def stored_fact(event: Event, emitter: str = "", blocks: list[Any] | None = None
         parent=config.parent_session_id if config is not None else "",
         max_depth=_at_least_one(config, "max_depth") if config is not None else 0,
         max_children=_at_least_one(config, "max_children") if config is not None else 0,
-        child=body.child_session_id if kind in ("child_started", "child_ended") else "",
+        child=body.child_session_id if kind.startswith("child_") else "",
     )
 
 

@@ -26,6 +26,7 @@ from services.session.names import Names
 
 _INPUTS = frozenset(
     {"message_received", "interrupt_requested", "tool_confirmed", "custom_tool_answered", "config_changed"}
+    | {"child_rested", "child_ended"}
 )
 _STEPS = frozenset(kind for kind, who in EMITTERS.items() if who == {HARNESS})
 

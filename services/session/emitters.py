@@ -43,6 +43,7 @@ EMITTERS: dict[str, frozenset[str]] = {
     "door_refused": frozenset({VAULT_PROXY}),
     "child_started": _BY_SESSION,
     "child_ended": _BY_SESSION,
+    "child_rested": _BY_SESSION,
     "session_forked": _BY_SESSION,
     "custom": frozenset({CLIENT, HARNESS}),
     UNKNOWN: _BY_HARNESS,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from handmesh.session.v1.event_pb2 import ChildEnded, Event, InterruptRequested, SessionEnded
+from handmesh.session.v1.event_pb2 import ChildEnded, ChildRested, Event, InterruptRequested, SessionEnded
 from services.kit import failpoints
-from services.kit.errors import Full, Gone, Invalid, Refused
+from services.kit.errors import Full, Gone, Invalid, Refused, ServiceError
 from services.kit.logs import Log as Journal
 from services.session import codec
 from services.session.claims import Claims
@@ -28,6 +28,7 @@ PARENT_OVER = "the session that started it has ended"
 ENDED = "it ended"
 NEVER_MADE = "it never came to be"
 DELETED = "it was deleted"
+_RESTS = frozenset({"turn_ended", "budget_reached", "tool_confirmation_requested", "custom_tool_requested"})
 _AT_WORK = (Status.RUNNING, Status.RETRYING, Status.WAITING, Status.PAUSED)
 
 _journal = Journal("services.session.families")
@@ -79,11 +80,25 @@ class Families:
             if child not in state.children or over(state) or state.damaged:
                 return
             ended = ChildEnded(child_session_id=child, reason=reason)
-            event = Event(event_id=f"child_ended-{child}", child_ended=ended)
-            draft = Draft([event], [codec.fact_of(event, SESSION)])
-            self._index.note(parent, (await self._writer.append(parent, draft)).state)
+            await self._tell(parent, Event(event_id=f"child_ended-{child}", child_ended=ended))
         except (Gone, Refused, Full, Invalid) as problem:
             _journal.warning("end of a child not told", session_id=parent, child=child, reason=problem.reason)
+
+    async def rested(self, child: str, parent: str, kind: str, position: int) -> None:
+        """Tells a child's parent that it has come to rest, so that whoever waits for it looks. May be lost."""
+        rested = ChildRested(child_session_id=child, kind=kind, position=position)
+        event = Event(event_id=f"child_rested-{child}-{position}", child_rested=rested)
+        try:
+            state = await self._writer.current(parent)
+            if child in state.children and not over(state):
+                await self._tell(parent, event)
+        except ServiceError as problem:
+            _journal.warning("rest of a child not told", session_id=parent, child=child, reason=problem.reason)
+
+    async def _tell(self, session_id: str, event: Event) -> None:
+        appended = await self._writer.append(session_id, Draft([event], [codec.fact_of(event, SESSION)]))
+        self._index.note(session_id, appended.state)
+        await self._claims.want(session_id, appended.state, appended)
 
     async def interrupt(self, state: WriteState, event_id: str) -> None:
         """Asks all sessions below one to stop their turns. `event_id` is what the request is called in their logs."""
@@ -110,6 +125,11 @@ class Families:
             await self.end(child, PARENT_OVER, None)
         except (Gone, Refused, Full) as problem:  # it is not there yet, archived, damaged: `orphans` looks again
             _journal.warning("child not ended", session_id=child, reason=problem.reason)
+
+
+def rests(state: WriteState, kind: str) -> bool:
+    """Says whether a session that another one has started came to rest with an event of this kind."""
+    return bool(state.parent) and kind in _RESTS and status(state) not in (Status.RUNNING, Status.RETRYING)
 
 
 def interrupt_id(session_id: str, time: int) -> str:

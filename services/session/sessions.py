@@ -24,7 +24,7 @@ from services.session.audit import Audit
 from services.session.claims import Claims
 from services.session.core import Fact, WriteState
 from services.session.emitters import CLIENT, HARNESS, SESSION, VAULT_PROXY
-from services.session.families import Families, interrupt_id
+from services.session.families import Families, interrupt_id, rests
 from services.session.grants import Grants
 from services.session.index import Index
 from services.session.log import DeletedError, Registry
@@ -141,6 +141,12 @@ class Sessions:
         task.add_done_callback(self._carried)
         return await asyncio.shield(task)
 
+    def _behind(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does a piece of work for which nobody waits."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._carried)
+
     def _carried(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
@@ -183,6 +189,9 @@ class Sessions:
         appended = await self.append(session_id, draft)
         if emitter != HARNESS:
             await self._claims.want(session_id, appended.state, appended)
+        elif rests(appended.state, draft.facts[-1].kind):
+            last = appended.first_position + len(draft.facts) - 1
+            self._behind(self._families.rested(session_id, appended.state.parent, draft.facts[-1].kind, last))
         if appended.state.children and any(fact.kind == "interrupt_requested" for fact in draft.facts):
             await self._families.interrupt(appended.state, interrupt_id(session_id, appended.time))
         return Emitted(appended)

@@ -188,7 +188,8 @@ class CreateSessionRequest(message.Message):
     INITIAL_EVENTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Makes the call idempotent: `^[A-Za-z0-9_.:/-]{1,128}$`. Empty means a new
-    session for every call. A harness has to say it: the tool call's id.
+    session for every call. A harness has to say it: the tool call's id, for
+    which the session that was asked for first counts.
     """
     @builtins.property
     def config(self) -> config_pb2.SessionConfig:
