@@ -101,15 +101,14 @@ class Children:
         child, parent = claimed.session_id, granted.session_id
         there = None if claimed.fresh else await self._there(child)
         if there is None:
-            there = await self._make(granted, request, facts, claimed)
-        self._index.note(child, there)
-        await self._claims.want(child, there)
+            await self._make(granted, request, facts, claimed)
+        else:
+            self._index.note(child, there)
+            await self._claims.want(child, there)
         if over(await self._writer.current(parent)):
             await self._families.end(child, PARENT_OVER, None)
 
-    async def _make(
-        self, granted: Granted, request: CreateSessionRequest, facts: list[Fact], claimed: Claimed
-    ) -> WriteState:
+    async def _make(self, granted: Granted, request: CreateSessionRequest, facts: list[Fact], claimed: Claimed) -> None:
         child, parent = claimed.session_id, granted.session_id
         state = await self._writer.current(parent)
         used = Used(state.turns, sum(vars(state.usage).values()), state.cost_micros)
@@ -124,7 +123,7 @@ class Children:
         appended = await self._writer.append(parent, Draft([event], [codec.fact_of(event, SESSION)]))
         self._index.note(parent, appended.state)
         failpoints.hit("session.child_started")
-        return (await self._writer.append(child, _beginning(config, request, facts))).state
+        await self._sessions.begin(child, _beginning(config, request, facts))
 
     async def _there(self, child: str) -> WriteState | None:
         """Returns what the log of a session says that an earlier try has made; None when it came not so far."""

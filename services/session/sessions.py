@@ -168,11 +168,16 @@ class Sessions:
         started = Event(event_id="session_started", session_started=SessionStarted(config=config))
         draft = Draft([started, *request.initial_events], [codec.fact_of(started, SESSION), *facts])
         await self._index.put(session_id, config, now, request=claimed.key)
+        await self.begin(session_id, draft)
+        return await self.get(session_id, config.tenant)
+
+    async def begin(self, session_id: str, draft: Draft) -> WriteState:
+        """Appends a session's first events, and sees to it that it is known and worked on."""
         appended = await self._writer.append(session_id, draft)
         failpoints.hit("session.session_stored")
         self._index.note(session_id, appended.state)
         await self._claims.want(session_id, appended.state, appended)
-        return await self.get(session_id, config.tenant)
+        return appended.state
 
     async def _check_living(self, session_id: str) -> None:
         """Raises Gone for a session that was made by a request and deleted since: it gets no entry again."""

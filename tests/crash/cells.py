@@ -47,6 +47,10 @@ KILLS = [
     Cell(11, "harness.result_returned", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_asked", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_answered", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(16, "session.child_started", kind="family"),
+    Cell(16, "session.session_stored", kind="family", passes=1),  # the child's own log
+    Cell(16, "harness.result_returned", kind="family"),  # the child is there, and its parent's harness is not
+    Cell(16, "harness.call_started", kind="family", passes=1),  # the wait, or a call of the child's
     Cell(12, "harness.decision_stored", kind="asked"),  # the question
     Cell(12, "session.event_stored", kind="asked", passes=5),  # the question or the answer
     Cell(12, "harness.call_started", kind="asked"),
@@ -120,6 +124,7 @@ ERRORS = {
         "sandbox.execution_finished",
     ),
     "asked": ("harness.decision_stored",),
+    "family": ("session.child_started",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
@@ -142,6 +147,7 @@ STEPS = (
     "the turn has ended, the claim is held",
     "a session ends",
     "a sandbox is made",
+    "a session starts another one and waits for it",
 )
 
 

@@ -35,13 +35,20 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
     log = await story.log()
     assert await story.violations() == []
     assert set(outcomes(log)) <= allowed
-    assert count(log, "model_replied") == 2  # an answer that is in the log is never asked for again
+    replies = 3 if story.kind == "family" else 2
+    assert count(log, "model_replied") == replies  # an answer that is in the log is never asked for again
     assert count(log, "turn_ended") == 1
+    if story.kind == "family":
+        [child] = await story.children()
+        await child.follow()
+        assert await child.violations() == [] and outcomes(await child.log()) == ["OK", "OK"]
 
 
 async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
     """The stories themselves, side by side."""
-    stories = await asyncio.gather(*(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow")))
+    stories = await asyncio.gather(
+        *(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow", "family"))
+    )
     await asyncio.gather(*(finish(story) for story in stories))
 
 
