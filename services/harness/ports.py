@@ -159,7 +159,7 @@ class Standing:
 class Hands(Protocol):
     """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors, Conflict (`EPOCH_STALE`) among them."""
 
-    async def tools(self, spec: bytes) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
         """Lists the tools that the hand will have. Provisions nothing."""
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
@@ -195,6 +195,48 @@ class Servers(Protocol):
 
     async def cancel(self, grant: str, execution_id: str) -> None:
         """Asks the server to stop an execution, or makes sure that it never starts."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A file in a memory store. `session_id` and `request_id` say who wrote it, where that is known."""
+
+    path: str
+    sha256: str
+    size: int
+    session_id: str = ""
+    request_id: str = ""
+
+
+class Memories(Protocol):
+    """Memory stores, as far as the session under whose grant one acts may reach them.
+
+    Errors are ServiceErrors: Gone (`MEMORY_NOT_FOUND`), Denied (`MEMORY_READ_ONLY`), Invalid, Full, Unavailable. A
+    request id makes a write or a deletion idempotent within the session, however late it is said again.
+    """
+
+    async def list(self, store_id: str, under: Standing) -> Sequence[Memory]:
+        """Lists all files of a store, by path."""
+
+    async def read(self, store_id: str, path: str, under: Standing) -> tuple[Memory, bytes]:
+        """Reads a file as it is now."""
+
+    async def write(
+        self, store_id: str, path: str, content: bytes, expected: str, request_id: str, under: Standing
+    ) -> Memory:
+        """Writes a file that has the SHA-256 `expected` (empty: that is not there), and returns what the request wrote.
+
+        Raises Conflict (`MEMORY_CONFLICT`) when it is another one.
+        """
+
+    async def delete(self, store_id: str, path: str, expected: str | None, request_id: str, under: Standing) -> None:
+        """Deletes a file that has the SHA-256 `expected`, or whatever it holds. Raises Gone for one that never was.
+
+        Raises Conflict (`MEMORY_CONFLICT`) when it is another one.
+        """
+
+    async def made(self, store_id: str, request_id: str, under: Standing) -> bool:
+        """Tells whether a request of the session has written or deleted a file."""
 
 
 class Pictures(Protocol):
@@ -236,6 +278,10 @@ class Progress(Protocol):
 
     def linger(self) -> float:
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
+
+
+class NotAvailable(Exception):
+    """A harness type cannot be had on this machine. The text says what is missing, and how to get it."""
 
 
 class HarnessType(Protocol):

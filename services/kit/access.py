@@ -36,6 +36,7 @@ _SESSION = {
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
+    "ListServedTypes": READERS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
     "VouchVault": CLIENT,
@@ -58,6 +59,7 @@ _MEMORY = {
     "ListMemories": HANDS,
     "ListMemoryVersions": READERS,
     "DeleteMemory": HANDS,
+    "FindMemory": READERS,
 }
 _HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
 _SANDBOX = {

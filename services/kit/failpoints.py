@@ -29,6 +29,7 @@ POINTS: dict[str, str] = {
     "session.end_stored": "the session has ended; its grants are not revoked",
     "session.claim_ended": "a claim has ended and the log needs nobody; the work queue still has the session",
     "session.item_removed": "the work queue has the session no more; nobody has looked into the log since",
+    "session.memory_stored": "a version of a memory is there; its writer has not heard",
     "harness.woke": "the session is this harness's; nothing else is done",
     "harness.model_asked": "the model has the request; nothing has come back",
     "harness.model_streaming": "a piece of the answer has come",

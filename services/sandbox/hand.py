@@ -15,12 +15,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
+from services.sandbox.tools import Tool
+
 WORKSPACE = "/workspace"
 MAX_ARCHIVE_BYTES = 1 << 20
 MAX_EXPANDED_BYTES = 64 << 20  # of an archive
 MAX_ENTRIES = 10_000  # of an archive
 MAX_PACKED_ENTRIES = 200_000
 NO_NETWORK = "none"
+FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS = "files", "checkpoints", "repositories", "doors", "pools"
+CUSTODY = (
+    "custody"  # what runs in it runs by the service's own hand: it ends with it, and so do its processes and state
+)
+CAPABILITIES = frozenset({FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS, CUSTODY})  # what a sandbox is, beside tools
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,9 @@ class Recipe:
     tools: tuple[str, ...] = ()  # names; empty means all
     limits: Limits = Limits()
     pool: int = 0  # how many free sandboxes to keep ready
+    worker: str = ""  # of a backend whose hands dial out: the hand's name
+    labels: Mapping[str, str] = field(default_factory=dict)  # likewise: what its workers must say of themselves
+    tenant: str = ""  # likewise: whose hand it is
 
 
 @dataclass(frozen=True)
@@ -225,12 +235,24 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """How long is waited for hands that dial out. Seconds."""
+
+    lease: float = 10.0  # either side may be silent so long
+    offline: float = 30.0  # a call waits so long for any worker to connect
+    queue: float = 600.0  # and so long for one that has room
+    reattach: float = 600.0  # a worker whose link is cut is waited for
+    late: float = 30.0  # an execution may take past its limit, before its worker is taken to be stuck
+
+
+@dataclass(frozen=True)
 class HandSettings:
     """What a backend is told when it is made. `state_dir` is its own."""
 
     state_dir: Path
     allow_unisolated: bool = False
     docker_host: str | None = None
+    bounds: Bounds = Bounds()
 
 
 class Hand(Protocol):
@@ -239,7 +261,23 @@ class Hand(Protocol):
     A sandbox and its executions outlive this object and the service: a new Hand over the same state goes on with
     them. Every method may be called at any time, also side by side. A sandbox that is not there, or has died, is
     `Gone` (`SANDBOX_GONE`); one that does not answer is `Unavailable` (`BACKEND_UNAVAILABLE`).
+
+    `capabilities` says which of CAPABILITIES its sandboxes have. Methods that need another one raise Refused
+    (`CAPABILITY_MISSING`); files to `provision` or `put` need `files`, `plant` needs `repositories`.
     """
+
+    capabilities: frozenset[str]
+
+    def tools(self, recipe: Recipe) -> tuple[Tool, ...]:
+        """Returns the tools that a recipe's sandboxes have, in the order to offer them.
+
+        Raises Unavailable (`HAND_OFFLINE`) while nobody can tell.
+        """
+        ...
+
+    def tools_in(self, info: SandboxInfo) -> tuple[Tool, ...]:
+        """Returns the tools of a sandbox that there is. Raises as `tools` does."""
+        ...
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """Returns the limits that this machine cannot enforce, in words for people; empty when there is none.

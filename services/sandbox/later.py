@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceServicer
 from services.kit.errors import Unimplemented
@@ -19,9 +17,3 @@ class Later(SandboxServiceServicer):
 
     async def Transfer(self, request: pb.TransferRequest, context: Context) -> pb.TransferResponse:
         raise _later("Transfer")
-
-    def ConnectHand(self, request: pb.ConnectHandRequest, context: Context) -> AsyncIterator[pb.ConnectHandResponse]:
-        raise _later("ConnectHand")
-
-    async def ReportExecution(self, request: pb.ReportExecutionRequest, context: Context) -> pb.ReportExecutionResponse:
-        raise _later("ReportExecution")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from handmesh.session.v1.session_pb2 import CheckGrantResponse
 from services.kit.errors import Conflict, Gone, Unauthenticated
-from services.kit.grants import Grants, shown
+from services.kit.grants import GRANT_KEY, Grants, shown
 from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox.backends import Backends
@@ -43,6 +43,19 @@ class Leave:
     async def to_look(self, sandbox_id: str) -> None:
         """Lets the mesh and the tenant's clients see a sandbox. Raises Gone (`SANDBOX_GONE`), as if there were none."""
         await self._check_tenant(await self._labels(sandbox_id), sandbox_id)
+
+    async def on_behalf(self, context: Context) -> str:
+        """Returns the tenant whose hands a call may mean: the client's, or that of the grant that a harness shows.
+
+        Empty when there is neither. Raises Unauthenticated (`GRANT_INVALID`).
+        """
+        tenant = caller().tenant
+        if tenant is not None or self._grants is None or caller().kind != HARNESS:
+            return tenant or ""
+        metadata = tuple(context.invocation_metadata() or ())
+        if not any(key == GRANT_KEY for key, _ in metadata):
+            return ""
+        return (await self._grants.check(shown(metadata))).tenant
 
     async def seen(self, found: Sequence[SandboxInfo]) -> list[SandboxInfo]:
         """Returns those that the caller may know of: the mesh of all, a client of its tenant's. Free ones are nobody's.

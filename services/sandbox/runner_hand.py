@@ -18,6 +18,7 @@ from services.kit.errors import Exists, Gone, Invalid, Unavailable
 from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox.hand import (
+    CAPABILITIES,
     WORKSPACE,
     Chunk,
     Content,
@@ -35,7 +36,7 @@ from services.sandbox.records import Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
 from services.sandbox.runner_doors import RunnerDoors
 from services.sandbox.runner_files import RunnerFiles
-from services.sandbox.tools import NAMES
+from services.sandbox.tools import NAMES, Tool, offered
 
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
@@ -49,6 +50,8 @@ _log = Log("services.sandbox.runner_hand")
 class RunnerHand(RunnerFiles, RunnerDoors):
     """A `Hand` (see there) over a place and the folder of its records."""
 
+    capabilities = CAPABILITIES
+
     def __init__(self, place: Place, records: Records) -> None:
         """Goes on with the sandboxes that the records tell of."""
         self._place = place
@@ -58,6 +61,14 @@ class RunnerHand(RunnerFiles, RunnerDoors):
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
         self._leaving: set[str] = set()  # sandboxes that are being destroyed here: nobody finds them any more
         self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
+
+    def tools(self, recipe: Recipe) -> tuple[Tool, ...]:
+        """See `Hand.tools`."""
+        return offered(recipe.tools)
+
+    def tools_in(self, info: SandboxInfo) -> tuple[Tool, ...]:
+        """See `Hand.tools_in`."""
+        return offered(info.tools)
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from services.kit import failpoints
-from services.kit.errors import Gone, Invalid, ServiceError
+from services.kit.errors import Gone, Invalid, Refused, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox import core
@@ -21,6 +21,8 @@ from services.sandbox.backends import Backends
 from services.sandbox.doorman import Doorman
 from services.sandbox.environments import Environments
 from services.sandbox.hand import (
+    FILES,
+    REPOSITORIES,
     WORKSPACE,
     Chunk,
     ExecutionInfo,
@@ -38,7 +40,7 @@ from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.runner import config
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.seeds_rules import Repository
-from services.sandbox.tools import Tool, offered
+from services.sandbox.tools import Tool
 
 OUTPUTS = f"{WORKSPACE}/{config.OUTPUTS}"  # what an agent has made for people
 _log = Log("services.sandbox.sandboxes")
@@ -111,18 +113,19 @@ class Sandboxes:
         self._epochs = core.Epochs()
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
-    async def provision(self, wanted: Wanted, tenant: str | None = None) -> SandboxInfo:
+    async def provision(self, wanted: Wanted, tenant: str | None = None, owner: str = "") -> SandboxInfo:
         """Makes a sandbox. Raises as `Hand.provision` and `Planting.plant` do, `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`.
 
-        `tenant` is the caller's, None for one of the mesh.
+        `tenant` is the caller's, None for one of the mesh; `owner` the one whose hands may be meant, if any.
         """
-        recipe = self._environments.recipe(wanted.environment)
+        recipe = self._recipe(wanted.environment, owner)
         load = await self._resources.load(
             wanted.resources, wanted.session_id, tenant, recipe.limits.disk_bytes, wanted.checkpoint_id
         )
         self._planting.check(load.repositories)
         self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
+        _check_able(backend, load)
         labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
         if not wanted.session_id:
             labels = replace(labels, tenant=tenant or "")
@@ -145,6 +148,16 @@ class Sandboxes:
                 await asyncio.gather(preparing, return_exceptions=True)
         failpoints.hit("sandbox.sandbox_made")
         return info
+
+    def _recipe(self, environment: str, owner: str) -> Recipe:
+        """Returns a recipe of the operator's, or of a hand that has dialled out for that tenant."""
+        dialled = self._backends.dialled()
+        if environment not in self._environments.recipes and owner and environment and dialled is not None:
+            for recipe in dialled.known(owner):
+                if recipe.name == environment:
+                    return recipe
+        recipe = self._environments.recipe(environment)
+        return replace(recipe, tenant=owner) if recipe.worker else recipe
 
     async def _provide(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
         """Gives a sandbox its doors. One that did not get them is not kept for nobody to find, as with mounts."""
@@ -189,7 +202,7 @@ class Sandboxes:
                 raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
             return await self._result(hand, call.sandbox_id, call.execution_id)
         id = call.execution_id or mint("exec")
-        order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
+        order = core.order(hand.tools_in(info), call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
         began = time.monotonic()
         await self._doorman.keep(hand, info, lambda: call.sandbox_id in self._planting.planted())
         try:
@@ -300,14 +313,14 @@ class Sandboxes:
 
     async def tools_of(self, sandbox_id: str) -> Toolbox:
         """Lists a sandbox's tools."""
-        _, info = await self._backends.find(sandbox_id)
+        hand, info = await self._backends.find(sandbox_id)
         recipe = self._environments.recipes.get(info.labels.environment)
-        return Toolbox(info.labels.environment, described(recipe) if recipe else "", offered(info.tools))
+        return Toolbox(info.labels.environment, described(recipe) if recipe else "", hand.tools_in(info))
 
-    def tools_by_environment(self, environment: str) -> Toolbox:
-        """Lists the tools that an environment's sandboxes will have."""
-        recipe = self._environments.recipe(environment)
-        return Toolbox(recipe.name, described(recipe), offered(recipe.tools))
+    def tools_by_environment(self, environment: str, owner: str = "") -> Toolbox:
+        """Lists the tools that an environment's sandboxes will have. `owner` as for `provision`."""
+        recipe = self._recipe(environment, owner)
+        return Toolbox(recipe.name, described(recipe), self._backends.hand(recipe.backend).tools(recipe))
 
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
@@ -315,9 +328,12 @@ class Sandboxes:
         kept = [info for info in found if session_id in ("", info.labels.session_id)]
         return sorted(kept, key=lambda info: (info.labels.create_time, info.labels.sandbox_id))
 
-    async def environments(self) -> list[Availability]:
+    async def environments(self, owner: str = "") -> list[Availability]:
         """Lists the environments by name, and tries whether each can be followed here and now."""
-        return [await self._try(recipe) for _, recipe in sorted(self._environments.recipes.items())]
+        dialled = self._backends.dialled()
+        own = [recipe.name for recipe in (dialled.known(owner) if owner and dialled is not None else ())]
+        names = sorted({*own, *self._environments.recipes})
+        return [await self._try(self._recipe(name, owner)) for name in names]
 
     async def _try(self, recipe: Recipe) -> Availability:
         try:
@@ -354,3 +370,12 @@ class Sandboxes:
         """Waits for the cancels that are under way, and lets go of doors."""
         await asyncio.gather(*self._killing)
         await self._doorman.close()
+
+
+def _check_able(hand: Hand, load: Load) -> None:
+    """Raises Refused (`CAPABILITY_MISSING`) for resources that a hand has no place for."""
+    wanted = {FILES} if load.contents or load.mounts else set()
+    wanted |= {REPOSITORIES} if load.repositories else set()
+    missing = sorted(wanted - hand.capabilities)
+    if missing:
+        raise Refused("CAPABILITY_MISSING", f"hands of that kind have no {missing[0]}", capability=missing[0])

@@ -9,6 +9,7 @@ from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox import messages
+from services.sandbox.dialled_server import WorkerCalls, Workers
 from services.sandbox.hand import Chunk
 from services.sandbox.later import Later
 from services.sandbox.leave import Leave
@@ -16,11 +17,12 @@ from services.sandbox.networks import described
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
-class SandboxServicer(Later):
+class SandboxServicer(WorkerCalls, Later):
     """Serves `handmesh.sandbox.v1.SandboxService`."""
 
-    def __init__(self, sandboxes: Sandboxes, leave: Leave) -> None:
-        """Serves these sandboxes to those who have leave."""
+    def __init__(self, sandboxes: Sandboxes, leave: Leave, workers: Workers) -> None:
+        """Serves these sandboxes to those who have leave, and takes workers in."""
+        self._workers = workers
         self._sandboxes = sandboxes
         self._leave = leave
 
@@ -35,7 +37,7 @@ class SandboxServicer(Later):
             tuple(messages.resource(it) for it in request.resources),
             request.checkpoint_id,
         )
-        info = await self._sandboxes.provision(wanted, caller().tenant)
+        info = await self._sandboxes.provision(wanted, caller().tenant, await self._leave.on_behalf(context))
         return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
@@ -79,7 +81,8 @@ class SandboxServicer(Later):
             await self._leave.to_look(request.sandbox_id)
             found = await self._sandboxes.tools_of(request.sandbox_id)
         else:
-            found = self._sandboxes.tools_by_environment(request.environment)
+            owner = await self._leave.on_behalf(context)
+            found = self._sandboxes.tools_by_environment(request.environment, owner)
         return pb.ListToolsResponse(
             tools=messages.tools(found.tools), environment=found.environment, environment_description=found.description
         )
@@ -92,7 +95,7 @@ class SandboxServicer(Later):
         self, request: pb.ListEnvironmentsRequest, context: Context
     ) -> pb.ListEnvironmentsResponse:
         answer = pb.ListEnvironmentsResponse()
-        for found in await self._sandboxes.environments():
+        for found in await self._sandboxes.environments(await self._leave.on_behalf(context)):
             recipe = found.recipe
             row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=described(recipe))
             row.available, row.problem = not found.problem, found.problem

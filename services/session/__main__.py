@@ -77,9 +77,10 @@ def parts(
     grants = Grants(store.registry, store.wire, writer, reader, now, vouch)
     watcher = Watcher(recent, store.wire)
     audit = Audit(store.registry, stones, writer, now)
+    memories = Memories(store.objects, store.registry, now, memory_bytes)
     listing = Listing(store.registry, index, writer, reader)
     families = Families(writer, index, listing, claims, grants)
-    sessions = Sessions(writer, reader, store.registry, index, claims, grants, audit, families, now)
+    sessions = Sessions(writer, reader, store.registry, index, claims, grants, audit, memories, families, now)
     lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, families, now)
     orphans = Orphans(writer, listing, families, lifecycle)
     asked = Requests(store.registry)
@@ -102,7 +103,7 @@ def parts(
         writer,
         Verifier(log, marks, writer),
         blobs,
-        Memories(store.objects, store.registry, now, memory_bytes),
+        memories,
         Vouchers(store.registry, now, vouch),
         audit,
         HandTokens(store.registry, grants, now),

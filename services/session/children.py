@@ -21,9 +21,9 @@ from services.session import codec, configs
 from services.session.admission import MAX_BATCH_EVENTS, check_children
 from services.session.children_rules import Used, bounded, check_depth
 from services.session.claims import Claims
-from services.session.core import Fact, WriteState, known, over, started
+from services.session.core import Fact, WriteState, known
 from services.session.emitters import SESSION
-from services.session.families import PARENT_OVER, Families
+from services.session.families import PARENT_OVER, Families, over, started
 from services.session.grants import Granted, Grants
 from services.session.index import Index
 from services.session.log import DeletedError
@@ -114,6 +114,7 @@ class Children:
         used = Used(state.turns, sum(vars(state.usage).values()), state.cost_micros)
         config = bounded(request.config, granted.config, parent, used)
         configs.check(config)
+        await self._sessions.check_stores(config)
         check_depth(await self._depths(state))
         name = f"child_started-{child}"
         if not known(state, name):

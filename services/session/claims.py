@@ -29,6 +29,7 @@ from services.session.bounded import Bounded
 from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.holders import Holders, Word
 from services.session.log import HOLD_SECONDS, Registry, Wire, WorkItem, WorkQueue
+from services.session.served import Room, Served
 from services.session.streams import Claim, Newest, Offered, Stream, check, wants
 from services.session.timers import Timer, Timers
 from services.session.writer import Appended, Writer
@@ -52,6 +53,7 @@ class Claims:
         self._now = now
         self._timers = Timers(registry, now, self._ring)
         self._holders = Holders(wire, self._answer)
+        self._served = Served(wire, self._serving)
         self._claims: dict[str, Claim] = {}
         self._by_session: dict[str, Claim] = {}
         self._left: dict[str, Claim] = {}  # claims of streams that ended because this process does
@@ -78,13 +80,25 @@ class Claims:
 
     async def run(self) -> None:
         """Holds what is claimed and rings timers, until cancelled."""
-        stop = await self._holders.listen(gap=self._writer.doubt)
+        stops = [await self._holders.listen(gap=self._writer.doubt), await self._served.listen()]
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._timers.run())
                 tasks.create_task(self._hold())
         finally:
-            await stop()
+            for stop in stops:
+                await stop()
+
+    async def served(self) -> dict[str, Room]:
+        """Returns which harness types are served, at whatever replica, and how much room there is."""
+        return await self._served.everywhere()
+
+    def _serving(self) -> dict[str, Room]:
+        found: dict[str, Room] = {}
+        for stream in self._streams:
+            for harness in stream.harnesses:
+                found[harness] = found.get(harness, Room()) + Room(1, stream.room)
+        return found
 
     async def _hold(self) -> None:
         while True:
@@ -126,7 +140,7 @@ class Claims:
         and whatever claim the same `instance` had is void. Raises Invalid for a capacity that is out of bounds.
         """
         check(capacity, harnesses)
-        stream = Stream(capacity, instance)
+        stream = Stream(capacity, instance, harnesses if capacity else ())
         self._streams.add(stream)
         pulls: list[asyncio.Task[None]] = []
         try:
@@ -205,7 +219,7 @@ class Claims:
         if wanted and (item.again or item.timed) and await self._is_elsewhere(session_id, item):
             return
         claim = self._by_session.get(session_id)
-        if claim is not None:
+        if claim is not None and claim.harness == harness:
             claim.item = item  # it came back though a harness has it
         elif state is None or not wanted:
             await self._finish(session_id, item, state)
@@ -308,8 +322,11 @@ class Claims:
         return True
 
     async def _back(self, claim: Claim) -> None:
-        """Offers the session again at once."""
-        if claim.item is None:
+        """Offers the session again at once, to harnesses of another type if it is theirs by now."""
+        state = self._writer.remembered(claim.session_id)
+        if state is not None and state.harness != claim.harness:
+            await self._finish(claim.session_id, claim.item, state)
+        elif claim.item is None:
             await self._queue.put(claim.harness, claim.session_id, timed=True)
         else:
             await self._holders.free(claim.session_id)

@@ -120,7 +120,9 @@ class WriteState:
     create_time: int = 0  # nanoseconds since 1970
     update_time: int = 0
     tenant: str = ""
-    harness: str = ""
+    harness: str = ""  # the type whose turn it is, or will be
+    next_harness: str = ""  # the type from the open turn's end on
+    answered: bool = False  # whether the open turn has an answer: then it ends as it began
     config_position: int = 0  # the event that holds the configuration
     message: int = 0  # position of the last message
     settled: int = 0  # what turns have read that have ended
@@ -178,8 +180,8 @@ def fold(state: WriteState, fact: Fact, time: int) -> WriteState:
 def _change(state: WriteState, fact: Fact) -> None:
     match fact.kind:
         case "session_started" | "config_changed":
-            state.tenant, state.harness, state.config_position = fact.tenant, fact.harness, state.head
-            state.paused = ""
+            state.tenant, state.config_position, state.paused = fact.tenant, state.head, ""
+            state.harness, state.next_harness = _harnesses(state, fact.harness)
             state.parent, state.max_depth, state.max_children = fact.parent, fact.max_depth, fact.max_children
         case "message_received":
             state.message, state.message_time = state.head, state.update_time
@@ -189,7 +191,7 @@ def _change(state: WriteState, fact: Fact) -> None:
             state.epoch = state.head
         case "model_replied":
             _drop_answered(state)
-            state.retrying = False
+            state.retrying, state.answered = False, True
             state.cost_micros += fact.cost_micros
             for call in fact.calls:
                 state.calls[call] = Call.OPEN
@@ -235,11 +237,19 @@ _CALL_STEPS = {
 }
 
 
+def _harnesses(state: WriteState, wanted: str) -> tuple[str, str]:
+    """Returns the harness type, and the next one: an open turn that has an answer is ended by the type that gave it."""
+    if _turn_open(state) and state.answered:
+        return state.harness, wanted if wanted != state.harness else ""
+    return wanted, ""
+
+
 def _end_turn(state: WriteState, fact: Fact) -> None:
     state.settled = max(state.settled, fact.read_position)
     state.turns += 1
     state.last_turn_end = fact.reason
-    state.retrying, state.paused = False, ""
+    state.retrying, state.answered, state.paused = False, False, ""
+    state.harness, state.next_harness = state.next_harness or state.harness, ""
     if state.settled >= state.interrupt or not _turn_open(state):
         state.interrupt = 0
     _drop_answered(state)
@@ -253,16 +263,6 @@ def _drop_answered(state: WriteState) -> None:
 
 def _turn_open(state: WriteState) -> bool:
     return state.message > state.settled
-
-
-def started(state: WriteState, session_id: str) -> bool:
-    """Says whether this session has started that one, whether or not it has ended."""
-    return int(state.names.get(name_of("child", session_id), 0)) > state.forked  # before, it was the original's
-
-
-def over(state: WriteState) -> bool:
-    """Says whether nothing that this session has started may go on."""
-    return state.ended or state.archived
 
 
 def waiting(state: WriteState) -> list[str]:

@@ -16,7 +16,7 @@ from services.kit.errors import Full, Gone, Invalid, Refused, ServiceError
 from services.kit.logs import Log as Journal
 from services.session import codec
 from services.session.claims import Claims
-from services.session.core import Status, WriteState, over, status
+from services.session.core import Status, WriteState, name_of, status
 from services.session.emitters import SESSION
 from services.session.grants import Grants
 from services.session.index import Index
@@ -125,6 +125,16 @@ class Families:
             await self.end(child, PARENT_OVER, None)
         except (Gone, Refused, Full) as problem:  # it is not there yet, archived, damaged: `orphans` looks again
             _journal.warning("child not ended", session_id=child, reason=problem.reason)
+
+
+def started(state: WriteState, session_id: str) -> bool:
+    """Says whether this session has started that one, whether or not it has ended."""
+    return int(state.names.get(name_of("child", session_id), 0)) > state.forked  # before, it was the original's
+
+
+def over(state: WriteState) -> bool:
+    """Says whether nothing that this session has started may go on."""
+    return state.ended or state.archived
 
 
 def rests(state: WriteState, kind: str) -> bool:

@@ -12,8 +12,8 @@ from services.kit import ids
 from services.kit.errors import Gone, ServiceError, Unavailable
 from services.kit.logs import Log as Journal
 from services.session.bounded import Bounded
-from services.session.core import Status, WriteState, over, status
-from services.session.families import ENDED, NEVER_MADE, PARENT_OVER, Families, interrupt_id
+from services.session.core import Status, WriteState, status
+from services.session.families import ENDED, NEVER_MADE, PARENT_OVER, Families, interrupt_id, over
 from services.session.lifecycle import Lifecycle
 from services.session.listing import Child, Listing
 from services.session.writer import Writer

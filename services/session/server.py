@@ -227,6 +227,11 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
         found, harness = await self._parts.claims.offer(request.session_id)
         return pb.OfferWorkResponse(outcome=pb.OfferOutcome.ValueType(found), harness=harness)
 
+    async def ListServedTypes(self, request: pb.ListServedTypesRequest, context: Context) -> pb.ListServedTypesResponse:
+        found = sorted((await self._parts.claims.served()).items())
+        types = [pb.ServedType(name=name, harnesses=room.harnesses, room=room.sessions) for name, room in found]
+        return pb.ListServedTypesResponse(types=types)
+
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
         granted = await self._parts.grants.check(grant_of(context))
         if (request.vault_access or request.offered_position) and caller().kind != "vault_proxy":

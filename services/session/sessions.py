@@ -28,6 +28,7 @@ from services.session.families import Families, interrupt_id, rests
 from services.session.grants import Grants
 from services.session.index import Index
 from services.session.log import DeletedError, Registry
+from services.session.memories import Memories
 from services.session.reader import Reader
 from services.session.requests import Requests
 from services.session.writer import Appended, Draft, Writer
@@ -60,9 +61,11 @@ class Sessions:
         claims: Claims,
         grants: Grants,
         audit: Audit,
+        memories: Memories,
         families: Families,
         now: Callable[[], int],
     ) -> None:
+        self._memories = memories
         self._writer = writer
         self._reader = reader
         self._audit = audit
@@ -84,6 +87,7 @@ class Sessions:
         request.config.tenant = caller.tenant or ""
         request.config.ClearField("parent_session_id")
         configs.check(request.config)
+        await self.check_stores(request.config)
         return await self.carry(self._create(request, facts, hashlib.sha256(asked).hexdigest()))
 
     async def get(self, session_id: str, tenant: str | None) -> Session:
@@ -121,6 +125,7 @@ class Sessions:
         old = await self._reader.config(session_id, state.config_position)
         configs.keep_identity(config, old)
         configs.check(config)
+        await self.check_stores(config)
         event = Event(config_changed=ConfigChanged(config=config))
         await self.carry(self._change(session_id, event, expected_position, tenant))
         return await self.get(session_id, tenant)
@@ -187,6 +192,15 @@ class Sessions:
             raise
         except Gone:
             return  # the request broke off before its first event
+
+    async def check_stores(self, config: SessionConfig) -> None:
+        """Raises Invalid unless the memory stores are there, and the tenant's."""
+        for at, store in enumerate(config.memory_stores):
+            try:
+                await self._memories.check_tenant(store.memory_store_id, config.tenant)
+            except Gone:
+                field = f"memory_stores[{at}].memory_store_id"
+                raise Invalid("CONFIG_INVALID", f"config.{field} is no memory store", field=field) from None
 
     async def _emit(self, session_id: str, draft: Draft, emitter: str) -> Emitted:
         if draft.facts[0].kind == "harness_woke":

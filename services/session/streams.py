@@ -83,10 +83,11 @@ def wants(state: WriteState, item: WorkItem) -> bool:
 
 
 class Stream:
-    """One stream of offers, for the harness `instance`."""
+    """One stream of offers, for the harness `instance`. `harnesses` are the types that it takes new sessions of."""
 
-    def __init__(self, capacity: int, instance: str) -> None:
+    def __init__(self, capacity: int, instance: str, harnesses: Sequence[str] = ()) -> None:
         self.instance = instance
+        self.harnesses = frozenset(harnesses)
         self.claims: set[Claim] = set()
         self.closed = False
         self._capacity = capacity
@@ -98,7 +99,12 @@ class Stream:
     @property
     def full(self) -> bool:
         """Whether nothing more may be offered."""
-        return self.closed or len(self.claims) >= self._capacity
+        return not self.room
+
+    @property
+    def room(self) -> int:
+        """How many more may be offered."""
+        return 0 if self.closed else max(0, self._capacity - len(self.claims))
 
     async def has_room(self) -> None:
         """Waits until it is not full."""

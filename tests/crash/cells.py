@@ -47,10 +47,10 @@ KILLS = [
     Cell(11, "harness.result_returned", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_asked", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_answered", kind="shop", outcomes=_MAY_BE_UNKNOWN),
-    Cell(16, "session.child_started", kind="family"),
-    Cell(16, "session.session_stored", kind="family", passes=1),  # the child's own log
-    Cell(16, "harness.result_returned", kind="family"),  # the child is there, and its parent's harness is not
-    Cell(16, "harness.call_started", kind="family", passes=1),  # the wait, or a call of the child's
+    Cell(17, "session.child_started", kind="family"),
+    Cell(17, "session.session_stored", kind="family", passes=1),  # the child's own log
+    Cell(17, "harness.result_returned", kind="family"),  # the child is there, and its parent's harness is not
+    Cell(17, "harness.call_started", kind="family", passes=1),  # the wait, or a call of the child's
     Cell(12, "harness.decision_stored", kind="asked"),  # the question
     Cell(12, "session.event_stored", kind="asked", passes=5),  # the question or the answer
     Cell(12, "harness.call_started", kind="asked"),
@@ -62,6 +62,9 @@ KILLS = [
     Cell(15, "sandbox.sandbox_booted"),
     Cell(15, "sandbox.sandbox_made"),
     Cell(15, "harness.sandbox_made"),
+    Cell(16, "harness.call_started", kind="memory"),
+    Cell(16, "session.memory_stored", kind="memory", passes=1),  # one file is there before
+    Cell(16, "harness.result_returned", kind="memory"),
 ]
 """Struck with SIGKILL, one after the other."""
 
@@ -126,6 +129,7 @@ ERRORS = {
     "asked": ("harness.decision_stored",),
     "family": ("session.child_started",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
+    "memory": ("session.memory_stored",),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
 
@@ -147,6 +151,7 @@ STEPS = (
     "the turn has ended, the claim is held",
     "a session ends",
     "a sandbox is made",
+    "a tool of the mesh's own was called",
     "a session starts another one and waits for it",
 )
 

@@ -27,6 +27,7 @@ from handmesh.launcher.vault_operator import ACTIVE, VaultOperator
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit.ids import mint
+from tests.crash import memory
 
 SCRIPT = Path(__file__).with_name("script.yaml")
 ENVIRONMENTS = Path(__file__).with_name("environments.toml")
@@ -54,6 +55,7 @@ class Crew:
     client: Client
     failpoints: Path
     shop: Shop
+    memory_store_id: str = ""
     others: dict[str, Process] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)  # of the others, for clients
     wanted: set[str] = field(default_factory=lambda: {*SERVICES, "nats", "openbao"})
@@ -180,6 +182,7 @@ async def crew(directory: Path) -> AsyncIterator[Crew]:
     ):
         made = Crew(mesh, client, failpoints, server)
         await _put_token(made)
+        made.memory_store_id = await memory.make(client)
         await made.add_harness("second")
         keeper = asyncio.create_task(made.keep())
         try:

@@ -26,7 +26,8 @@ from services.kit.errors import Denied, Refused, ServiceError
 from services.session import codec
 from services.session.admission import admit
 from services.session.children_rules import Used, bounded, check_depth
-from services.session.core import WriteState, fold, started
+from services.session.core import WriteState, fold
+from services.session.families import started
 
 UNUSED = Used()
 PARENT_ID = "sess_" + "p" * 26

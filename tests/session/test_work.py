@@ -17,7 +17,7 @@ from services.kit import ids
 from services.session import claims as claiming
 from services.session import streams
 from tests.session.claiming import Harness, harness, make, settle
-from tests.session.running import Run, Service, message, note, refusal, replied
+from tests.session.running import Run, Service, message, note, refusal, replied, turn_ended
 
 
 async def test_a_message_brings_an_offer(service: Service, kind: str) -> None:
@@ -343,3 +343,54 @@ async def _either(one: Harness, other: Harness) -> pb.ClaimWorkResponse:
         task.cancel()
     await asyncio.wait(left)
     return done.pop().result()
+
+
+async def test_a_moved_session_goes_to_the_other_type(service: Service, kind: str) -> None:
+    """A waiting session that is moved is offered to the other type, and to none of the first that comes later."""
+    session = await make(service, kind, message())
+    async with harness(service, kind + "x") as one:
+        await move(service, session, kind + "x")
+        assert (await one.offer()).harness == kind + "x"
+        async with harness(service, kind, 5) as late:
+            await late.nothing()
+
+
+async def test_a_session_is_moved_when_its_turn_ends(service: Service, kind: str) -> None:
+    """Whoever has answered ends the turn, also another one after its death; then the other type gets the session."""
+    session = await make(service, kind, message())
+    one = Harness(service, kind)
+    await one.offer()
+    epoch, _ = await service.wake(session)
+    await service.emit(session, replied(read=epoch), epoch)
+    async with harness(service, kind + "x") as other:
+        await move(service, session, kind + "x")
+        await service.emit(session, message("more"))
+        await one.close()
+        async with harness(service, kind) as again:
+            offer = await again.offer()
+            epoch, _ = await service.wake(session)
+            await service.emit(session, turn_ended(epoch - 2), epoch)
+            await other.nothing()
+            assert await again.release(offer)
+        assert (await other.offer()).session_id == session
+
+
+async def test_a_death_right_after_the_border(service: Service, kind: str) -> None:
+    """A harness that dies when its type's last turn has ended is followed by one of the other type alone."""
+    session = await make(service, kind, message())
+    one = Harness(service, kind)
+    await one.offer()
+    epoch, _ = await service.wake(session)
+    await service.emit(session, replied(read=epoch), epoch)
+    await move(service, session, kind + "x")
+    await service.emit(session, message("more"))
+    await service.emit(session, turn_ended(epoch), epoch)
+    await one.close()
+    async with harness(service, kind + "x") as other:
+        assert (await other.offer()).session_id == session
+
+
+async def move(service: Service, session: str, kind: str) -> None:
+    """Makes it a session of another harness type."""
+    config = SessionConfig(harness=kind)
+    await service.client.UpdateSession(pb.UpdateSessionRequest(session_id=session, config=config))

@@ -246,6 +246,8 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
     `limit_bytes`.
     """
+    ERROR_REASON_MEMORY_READ_ONLY: _ErrorReason.ValueType  # 130
+    """`PERMISSION_DENIED`. The session may only read the memory store."""
     ERROR_REASON_CREDENTIAL_IMMUTABLE: _ErrorReason.ValueType  # 77
     """`INVALID_ARGUMENT`. A credential's kind, and what it is bound to, do not
     change. Metadata: `field`.
@@ -538,6 +540,8 @@ ERROR_REASON_MEMORY_QUOTA: ErrorReason.ValueType  # 76
 """`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
 `limit_bytes`.
 """
+ERROR_REASON_MEMORY_READ_ONLY: ErrorReason.ValueType  # 130
+"""`PERMISSION_DENIED`. The session may only read the memory store."""
 ERROR_REASON_CREDENTIAL_IMMUTABLE: ErrorReason.ValueType  # 77
 """`INVALID_ARGUMENT`. A credential's kind, and what it is bound to, do not
 change. Metadata: `field`.

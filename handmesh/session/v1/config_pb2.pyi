@@ -118,7 +118,10 @@ class SessionConfig(message.Message):
     MESH_TOOLS_FIELD_NUMBER: builtins.int
     CHILD_LIMITS_FIELD_NUMBER: builtins.int
     harness: builtins.str
-    """Which harness type runs the session. Empty means `messages`."""
+    """Which harness type runs the session, one of those that
+    `HarnessService.ListHarnessTypes` lists. Empty means `messages`. Any name
+    is accepted: a session waits for a harness of its type.
+    """
     model: builtins.str
     """The model's name, as the model's API spells it. Empty means the newest that
     the harness knows.

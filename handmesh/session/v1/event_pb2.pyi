@@ -1021,7 +1021,8 @@ class ContextCompacted(message.Message):
 @typing.final
 class ConfigChanged(message.Message):
     """The session's configuration changed. It holds from the next turn on; its
-    budgets hold at once.
+    budgets hold at once. Another harness type takes over at once, too, while the
+    open turn has no answer yet.
     """
 
     DESCRIPTOR: descriptor.Descriptor

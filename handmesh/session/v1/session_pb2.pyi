@@ -1432,6 +1432,73 @@ class OfferWorkResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ListServedTypesRequest(message.Message):
+    """Request for `ListServedTypes`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListServedTypesResponse(message.Message):
+    """Response for `ListServedTypes`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TYPES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def types(self) -> containers.RepeatedCompositeFieldContainer[ServedType]:
+        """The types, by name."""
+
+    def __init__(
+        self,
+        *,
+        types: abc.Iterable[ServedType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ServedType(message.Message):
+    """A harness type that somebody serves."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    HARNESSES_FIELD_NUMBER: builtins.int
+    ROOM_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """What `SessionConfig.harness` calls it."""
+    harnesses: builtins.int
+    """How many harness processes take sessions of it."""
+    room: builtins.int
+    """How many more sessions they take at this moment; one that comes when there
+    is no room waits for it.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        harnesses: builtins.int = ...,
+        room: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["harnesses", b"harnesses", "name", b"name", "room", b"room"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class CheckGrantRequest(message.Message):
     """Request for `CheckGrant`. The grant itself is in the metadata
     `x-handmesh-grant`, never in a field.

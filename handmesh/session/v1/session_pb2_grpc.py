@@ -142,6 +142,11 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
                 _registered_method=True)
+        self.ListServedTypes = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/ListServedTypes',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesResponse.FromString,
+                _registered_method=True)
         self.CheckGrant = channel.unary_unary(
                 '/handmesh.session.v1.SessionService/CheckGrant',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckGrantRequest.SerializeToString,
@@ -262,7 +267,8 @@ class SessionServiceServicer:
 
     def UpdateSession(self, request, context):
         """Changes a session's configuration: appends `ConfigChanged`, which holds
-        from the next turn on.
+        from the next turn on. A session is moved to another harness type in this
+        way: that type's harnesses read the same log.
 
         * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
         * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
@@ -456,6 +462,14 @@ class SessionServiceServicer:
     def OfferWork(self, request, context):
         """Offers a session to the harnesses now, if it needs one and none has it.
         What `HarnessService.Wake` does. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListServedTypes(self, request, context):
+        """Lists the harness types that harnesses take sessions of at this moment. A
+        session of any other type waits until such a harness comes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -678,6 +692,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.OfferWork,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.SerializeToString,
+            ),
+            'ListServedTypes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListServedTypes,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesResponse.SerializeToString,
             ),
             'CheckGrant': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckGrant,
@@ -1266,6 +1285,33 @@ class SessionService:
             '/handmesh.session.v1.SessionService/OfferWork',
             handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListServedTypes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/ListServedTypes',
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesResponse.FromString,
             options,
             channel_credentials,
             insecure,

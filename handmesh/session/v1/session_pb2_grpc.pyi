@@ -75,7 +75,8 @@ class SessionServiceStub:
     """
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.UpdateSessionResponse]
     """Changes a session's configuration: appends `ConfigChanged`, which holds
-    from the next turn on.
+    from the next turn on. A session is moved to another harness type in this
+    way: that type's harnesses read the same log.
 
     * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
     * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
@@ -209,6 +210,10 @@ class SessionServiceStub:
     """Offers a session to the harnesses now, if it needs one and none has it.
     What `HarnessService.Wake` does. Idempotent.
     """
+    ListServedTypes: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListServedTypesRequest, _session_pb2.ListServedTypesResponse]
+    """Lists the harness types that harnesses take sessions of at this moment. A
+    session of any other type waits until such a harness comes.
+    """
     CheckGrant: _grpc.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]
     """Says whose a grant is. For the sandbox and the vault proxy.
 
@@ -328,7 +333,8 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """
     UpdateSession: _aio.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.UpdateSessionResponse]  # type: ignore[assignment]
     """Changes a session's configuration: appends `ConfigChanged`, which holds
-    from the next turn on.
+    from the next turn on. A session is moved to another harness type in this
+    way: that type's harnesses read the same log.
 
     * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
     * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
@@ -461,6 +467,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     OfferWork: _aio.UnaryUnaryMultiCallable[_session_pb2.OfferWorkRequest, _session_pb2.OfferWorkResponse]  # type: ignore[assignment]
     """Offers a session to the harnesses now, if it needs one and none has it.
     What `HarnessService.Wake` does. Idempotent.
+    """
+    ListServedTypes: _aio.UnaryUnaryMultiCallable[_session_pb2.ListServedTypesRequest, _session_pb2.ListServedTypesResponse]  # type: ignore[assignment]
+    """Lists the harness types that harnesses take sessions of at this moment. A
+    session of any other type waits until such a harness comes.
     """
     CheckGrant: _aio.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]  # type: ignore[assignment]
     """Says whose a grant is. For the sandbox and the vault proxy.
@@ -602,7 +612,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.UpdateSessionResponse, _abc.Awaitable[_session_pb2.UpdateSessionResponse]]:
         """Changes a session's configuration: appends `ConfigChanged`, which holds
-        from the next turn on.
+        from the next turn on. A session is moved to another harness type in this
+        way: that type's harnesses read the same log.
 
         * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
         * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
@@ -825,6 +836,16 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_pb2.OfferWorkResponse, _abc.Awaitable[_session_pb2.OfferWorkResponse]]:
         """Offers a session to the harnesses now, if it needs one and none has it.
         What `HarnessService.Wake` does. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ListServedTypes(
+        self,
+        request: _session_pb2.ListServedTypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ListServedTypesResponse, _abc.Awaitable[_session_pb2.ListServedTypesResponse]]:
+        """Lists the harness types that harnesses take sessions of at this moment. A
+        session of any other type waits until such a harness comes.
         """
 
     @_abc_1.abstractmethod

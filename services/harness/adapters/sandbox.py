@@ -29,11 +29,11 @@ class RemoteHands:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = SandboxServiceStub(channel)
 
-    async def tools(self, spec: bytes) -> Toolbox:
-        """Lists the tools that the hand will have."""
+    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
+        """Lists the tools that the hand will have. The grant says whose hands that dial out may be meant."""
         request = pb.ListToolsRequest(environment=_environment(spec).environment)
         try:
-            answer = await self._stub.ListTools(request, timeout=LOOK_UP_SECONDS)
+            answer = await self._stub.ListTools(request, metadata=_shown(under), timeout=LOOK_UP_SECONDS)
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
         tools = [

@@ -79,7 +79,7 @@ class Calls:
         if hand == MESH:
             return [codec.offered(epoch, head, MESH, self._mesh.offered(config))]
         try:
-            toolbox = await self._ports.hands.tools(config.hand_specs[config.hands.index(hand)])
+            toolbox = await self._ports.hands.tools(config.hand_specs[config.hands.index(hand)], self._journal.standing)
         except ServiceError as problem:
             return [codec.offered(epoch, head, hand, (), failed=True), self._raised("hand", hand, problem)]
         specs, left_out = offered(hand, len(config.hands) > 1, toolbox)

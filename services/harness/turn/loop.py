@@ -31,7 +31,10 @@ _log = Log("services.harness.turn")
 
 
 class Answering(Protocol):
-    """How a type answers what was said: what it does where `decide` says to ask the model. One for each run."""
+    """How a type answers what was said: what it does where `decide` says to ask the model. One for each run.
+
+    A type that inherits from this one writes `answer`, and of the rest only what it needs: by itself it does nothing.
+    """
 
     @property
     def told(self) -> Told | None:

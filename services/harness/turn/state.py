@@ -232,17 +232,22 @@ def _timed(used: Used, fact: Fact, begins: bool) -> Used:
 
 
 def _configured(state: State, config: Config) -> State:
-    """Takes a new configuration at once when no turn is open, else at its end; budgets at once."""
-    if state.turn_open:
+    """Takes a new configuration at once when no turn is open, else at its end; budgets at once.
+
+    A turn that has no answer yet goes on as another harness type's: else a type that nobody runs would keep it.
+    """
+    if state.turn_open and (state.used.model_calls or config.harness == state.config.harness):
         return _with(state, config=replace(state.config, budgets=config.budgets), next_config=config)
     return _under(config, state)
 
 
 def _under(config: Config, state: State) -> State:
-    """Puts a configuration in force. A hand that is another one now gets another sandbox by its next call."""
+    """Puts a configuration in force. A hand that is another one now gets another sandbox by its next call, and what one
+    type would try again another does at once."""
     before, now = (dict(zip(each.hands, each.hand_specs, strict=False)) for each in (state.config, config))
     kept = {hand: made for hand, made in state.sandboxes.items() if now.get(hand) == before.get(hand)}
-    return _with(state, config=config, next_config=None, offers={}, sandboxes=kept)
+    retry = state.retry if config.harness == state.config.harness else None
+    return _with(state, config=config, next_config=None, offers={}, sandboxes=kept, retry=retry)
 
 
 def _replied(state: State, reply: Replied) -> State:
