@@ -54,6 +54,15 @@ class Previews(Protocol):
         """Sends what is left, for at most a second."""
 
 
+@dataclass(frozen=True)
+class Slice:
+    """Events in the order asked for. `next` is where to go on, 0 when the slice is complete; `head` the log's end."""
+
+    events: Sequence[Event]
+    next: int
+    head: int
+
+
 class SessionLog(Protocol):
     """One session's log."""
 
@@ -83,6 +92,14 @@ class SessionLog(Protocol):
         """Returns what a blob holds; None when it has more than `max_bytes`.
 
         Raises Gone (`BLOB_NOT_FOUND`), Invalid (`ID_INVALID`) and Unavailable.
+        """
+
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        """Reads events of [start, end), 0 for an end meaning the log's. Without kinds all of them; `most` 0 means 100.
+
+        Going back one starts at `end`, and goes on with the slice's `next` as the end. Raises Invalid and Unavailable.
         """
 
     def previews(self, epoch: int) -> Previews:
@@ -199,48 +216,6 @@ class Servers(Protocol):
 
     async def cancel(self, grant: str, execution_id: str) -> None:
         """Asks the server to stop an execution, or makes sure that it never starts."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """A file in a memory store. `session_id` and `request_id` say who wrote it, where that is known."""
-
-    path: str
-    sha256: str
-    size: int
-    session_id: str = ""
-    request_id: str = ""
-
-
-class Memories(Protocol):
-    """Memory stores, as far as the session under whose grant one acts may reach them.
-
-    Errors are ServiceErrors: Gone (`MEMORY_NOT_FOUND`), Denied (`MEMORY_READ_ONLY`), Invalid, Full, Unavailable. A
-    request id makes a write or a deletion idempotent within the session, however late it is said again.
-    """
-
-    async def list(self, store_id: str, under: Standing) -> Sequence[Memory]:
-        """Lists all files of a store, by path."""
-
-    async def read(self, store_id: str, path: str, under: Standing) -> tuple[Memory, bytes]:
-        """Reads a file as it is now."""
-
-    async def write(
-        self, store_id: str, path: str, content: bytes, expected: str, request_id: str, under: Standing
-    ) -> Memory:
-        """Writes a file that has the SHA-256 `expected` (empty: that is not there), and returns what the request wrote.
-
-        Raises Conflict (`MEMORY_CONFLICT`) when it is another one.
-        """
-
-    async def delete(self, store_id: str, path: str, expected: str | None, request_id: str, under: Standing) -> None:
-        """Deletes a file that has the SHA-256 `expected`, or whatever it holds. Raises Gone for one that never was.
-
-        Raises Conflict (`MEMORY_CONFLICT`) when it is another one.
-        """
-
-    async def made(self, store_id: str, request_id: str, under: Standing) -> bool:
-        """Tells whether a request of the session has written or deleted a file."""
 
 
 class Pictures(Protocol):

@@ -21,7 +21,7 @@ _SESSION = {
     "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
-    "EndSession": CLIENT,
+    "EndSession": READERS,
     "ArchiveSession": CLIENT,
     "DeleteSession": CLIENT,
     "ForkSession": CLIENT,
@@ -29,6 +29,7 @@ _SESSION = {
     "VerifySession": CLIENT,
     "EmitEvent": CLIENT | HARNESS | {"vault_proxy", "sandbox"},  # each what the log's table of emitters lets it
     "EmitEvents": CLIENT | HARNESS | {"vault_proxy"},
+    "SendMessage": HARNESS,
     "GetEvents": READERS,
     "WatchEvents": READERS,
     "PublishPreviews": HARNESS,

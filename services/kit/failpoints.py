@@ -24,6 +24,7 @@ from services.kit.logs import Log
 
 POINTS: dict[str, str] = {
     "session.session_stored": "the first events are in the log; the work queue does not know",
+    "session.child_started": "a session's log says that it has started another; that one has no event yet",
     "session.event_stored": "events are in the log; neither their emitter nor the work queue knows",
     "session.end_stored": "the session has ended; its grants are not revoked",
     "session.claim_ended": "a claim has ended and the log needs nobody; the work queue still has the session",

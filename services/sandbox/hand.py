@@ -155,6 +155,7 @@ class File:
     path: str  # absolute
     content: bytes
     mode: int = 0o644
+    offset: int = 0  # the content goes behind so many bytes, all that the file has; 0: it takes the file's place
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def resource(it: pb.Resource) -> Resource:
             mode = 0o755 if it.file.executable else 0o644
             return File(it.mount_path, it.file.content, mode)
         case "log_view":
-            return File(it.mount_path, it.log_view.json_lines, 0o444)
+            return File(it.mount_path, it.log_view.json_lines, 0o444, it.log_view.offset)
         case "archive":
             return Archive(it.mount_path, it.archive.content)
         case "git_repository":

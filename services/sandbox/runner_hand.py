@@ -202,7 +202,8 @@ class RunnerHand(RunnerFiles, RunnerDoors):
                 await self._send(record, file)
                 continue
             path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
-            given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
+            data = base64.b64encode(file.content).decode("ascii")
+            given = {"path": path, "data": data, "mode": file.mode, "offset": file.offset}
             result = await self._run(record, Order(mint("put"), "_put", given, "", PUT_SECONDS))
             if result.outcome is not Outcome.OK:
                 raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {result.text}", mount_path=file.path)

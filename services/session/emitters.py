@@ -13,8 +13,8 @@ _BY_SESSION = frozenset({SESSION})
 
 EMITTERS: dict[str, frozenset[str]] = {
     "session_started": _BY_SESSION,
-    "message_received": _BY_CLIENT,
-    "interrupt_requested": _BY_CLIENT,
+    "message_received": frozenset({CLIENT, SESSION}),  # from a session to another one, too
+    "interrupt_requested": frozenset({CLIENT, SESSION}),  # who interrupts a session, interrupts those that it started
     "harness_woke": _BY_HARNESS,
     "tools_offered": _BY_HARNESS,
     "model_replied": _BY_HARNESS,
@@ -42,8 +42,9 @@ EMITTERS: dict[str, frozenset[str]] = {
     "credential_used": frozenset({VAULT_PROXY}),
     "tools_changed": frozenset({VAULT_PROXY}),
     "door_refused": frozenset({VAULT_PROXY}),
-    "child_started": _BY_HARNESS,
-    "child_ended": _BY_HARNESS,
+    "child_started": _BY_SESSION,
+    "child_ended": _BY_SESSION,
+    "child_rested": _BY_SESSION,
     "session_forked": _BY_SESSION,
     "custom": frozenset({CLIENT, HARNESS}),
     UNKNOWN: _BY_HARNESS,

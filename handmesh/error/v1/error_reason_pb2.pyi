@@ -94,6 +94,14 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """
     ERROR_REASON_TOOL_CALL_UNKNOWN: _ErrorReason.ValueType  # 24
     """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+    ERROR_REASON_CHILD_LIMIT: _ErrorReason.ValueType  # 110
+    """`FAILED_PRECONDITION`. The session's limits of what it may start do not allow
+    it. Metadata: `limit`, a field of `ChildLimits` or `Budgets`.
+    """
+    ERROR_REASON_CHILD_DENIED: _ErrorReason.ValueType  # 111
+    """`PERMISSION_DENIED`. A session may not start one that has more than itself.
+    Metadata: `field`.
+    """
     ERROR_REASON_CALL_HASH_MISMATCH: _ErrorReason.ValueType  # 90
     """`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
     `call_hash` is another one. Metadata: `tool_use_id`.
@@ -398,6 +406,14 @@ ERROR_REASON_TOOL_CALL_SETTLED: ErrorReason.ValueType  # 23
 """
 ERROR_REASON_TOOL_CALL_UNKNOWN: ErrorReason.ValueType  # 24
 """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+ERROR_REASON_CHILD_LIMIT: ErrorReason.ValueType  # 110
+"""`FAILED_PRECONDITION`. The session's limits of what it may start do not allow
+it. Metadata: `limit`, a field of `ChildLimits` or `Budgets`.
+"""
+ERROR_REASON_CHILD_DENIED: ErrorReason.ValueType  # 111
+"""`PERMISSION_DENIED`. A session may not start one that has more than itself.
+Metadata: `field`.
+"""
 ERROR_REASON_CALL_HASH_MISMATCH: ErrorReason.ValueType  # 90
 """`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
 `call_hash` is another one. Metadata: `tool_use_id`.

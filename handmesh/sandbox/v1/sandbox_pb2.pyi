@@ -302,25 +302,38 @@ class MemoryMount(message.Message):
 
 @typing.final
 class LogView(message.Message):
-    """A session's log as a file, one event a line, pushed by the harness."""
+    """A session's log as a file, one event a line, pushed by the harness. In a
+    session's configuration only `start_position` is given: the harness keeps the
+    file up to date, at most 32 MiB of the newest events, before each execution.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
     JSON_LINES_FIELD_NUMBER: builtins.int
     START_POSITION_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
     json_lines: builtins.bytes
-    """JSON Lines: one event in protobuf's JSON form a line."""
+    """JSON Lines: one event in protobuf's JSON form a line. At most 1 MiB; more
+    comes piece by piece.
+    """
     start_position: builtins.int
-    """Position of the first event in it, inclusive."""
+    """Position of the first event in the file, inclusive. 0 means the log's
+    first.
+    """
+    offset: builtins.int
+    """Puts `json_lines` behind so many bytes, which have to be what the file has.
+    0 means that they take the file's place.
+    """
     def __init__(
         self,
         *,
         json_lines: builtins.bytes = ...,
         start_position: builtins.int = ...,
+        offset: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["json_lines", b"json_lines", "start_position", b"start_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["json_lines", b"json_lines", "offset", b"offset", "start_position", b"start_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

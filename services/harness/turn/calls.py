@@ -15,9 +15,10 @@ from services.harness.adapters import codec
 from services.harness.core import MESH, ToolResult
 from services.harness.journal import Journal
 from services.harness.mesh.calls import MeshCalls
+from services.harness.mesh.tool import NotYet
 from services.harness.ports import Ports, Sandbox, Toolbox
 from services.harness.turn.ahead import with_what_follows
-from services.harness.turn.core import LookUpTools, RunCall
+from services.harness.turn.core import Action, LookUpTools, Rest, RunCall, RunCalls
 from services.harness.turn.offers import offered, reading
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import route_of, routes_of
@@ -44,6 +45,27 @@ class Calls:
         self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
         self._left: set[str] = set()  # sandboxes that went to other sessions
+        self._waits: dict[str, tuple[int, float]] = {}  # calls that wait: the log's head then, and until when
+
+    def awaited(self, action: Action, now: float) -> Action:
+        """Returns an action without the calls that wait for something that has not come: a rest when that is all."""
+        if not isinstance(action, RunCalls):
+            return action
+        untils: dict[str, float] = {}
+        for run in action.calls:
+            head, until = self._waits.get(run.call.id, (0, 0.0))
+            if head == self._state().head and now < until:
+                untils[run.call.id] = until
+        if not untils:
+            return action
+        calls = tuple(run for run in action.calls if run.call.id not in untils)
+        if calls or action.provision:
+            return RunCalls(calls, action.provision)
+        return Rest("calls wait for other sessions", min(untils.values()))
+
+    def due(self, now: float) -> float | None:
+        """Returns the next moment after `now` at which a call that waits is asked again."""
+        return min((until for _, until in self._waits.values() if until > now), default=None)
 
     async def look_up(self, wanted: LookUpTools) -> None:
         """Asks for tools and says what there is. A hand or server that fails offers none in this turn."""
@@ -53,7 +75,11 @@ class Calls:
             asked.append(self._servers(wanted.servers, epoch, head))
         for events in await asyncio.gather(*asked):
             for event in events:
-                await self._journal.say(event)
+                await self._journal.say_while(self._is_mine, event)
+
+    def _is_mine(self) -> bool:
+        """Tells whether the session is still of this type: what it is offered as another one is for that to say."""
+        return self._state().config.harness == self._traits.name
 
     async def _hand(self, hand: str, epoch: int, head: int) -> list[Event]:
         config = self._state().config
@@ -158,7 +184,12 @@ class Calls:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
-        result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
+        head = self._state().head  # what comes while it runs may be what it waits for
+        try:
+            result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
+        except NotYet as later:
+            self._waits[run.call.id] = (head, later.until)
+            return
         failpoints.hit("harness.result_returned")
         lost = result.outcome == "GONE" and run.sandbox_id not in self._left
         if lost and run.sandbox_id:  # several calls may find that out: it is said once
@@ -176,9 +207,11 @@ class Calls:
     async def _of_mesh(self, run: RunCall) -> ToolResult:
         """Runs a tool of the mesh's own, again while what it needs is away: that changes nothing that was done."""
         journal, deadline = self._journal, self._ports.now() + TRY_AGAIN_SECONDS
+        since = run.started.time if run.started is not None else self._ports.now()
         while True:
             try:
-                return await self._mesh.execute(run.call, journal.log, self._state().config, journal.standing)
+                config, standing = self._state().config, journal.standing
+                return await self._mesh.execute(run.call, journal.log, config, standing, since, may_rest=True)
             except Conflict:
                 raise  # fenced: the journal will say so
             except Unavailable as problem:
