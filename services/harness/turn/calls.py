@@ -17,6 +17,7 @@ from services.harness.mesh.calls import MeshCalls
 from services.harness.ports import Ports, Sandbox
 from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.core import LookUpTools, RunCall
+from services.harness.turn.log_views import LogViews
 from services.harness.turn.offers import offered
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import routes_of
@@ -38,6 +39,7 @@ class Calls:
         self._journal = journal
         self._ports = ports
         self._mesh = MeshCalls(ports.mesh)
+        self._views = LogViews(journal.log, ports.hands)
         self._state = state
         self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
@@ -133,12 +135,24 @@ class Calls:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
+        if run.sandbox_id:
+            await self._show_log(run)
         result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
         failpoints.hit("harness.result_returned")
         if result.outcome == "GONE" and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
         failpoints.hit("harness.result_stored")
+
+    async def _show_log(self, run: RunCall) -> None:
+        """Brings the log's files in a hand up to date. A failure costs what is new in them, and the log says so."""
+        try:
+            await self._views.refresh(self._state().config, run.hand, run.sandbox_id, self._journal.standing)
+        except Conflict:
+            raise  # fenced: the journal will say so
+        except ServiceError as problem:
+            if problem.reason != "SANDBOX_GONE":  # the call itself will find that out
+                await self._journal.say(self._raised("hand", f"log-{run.hand}", problem))
 
     async def _shown(self, run: RunCall) -> ToolResult:
         showing = asyncio.create_task(show(self._journal, run.call.id, self._following(run)), name="show")
