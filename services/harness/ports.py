@@ -1,4 +1,7 @@
-"""What a harness is given: a session's log, a model, hands and servers; and what a harness type is."""
+"""What a harness is given: a session's log, a model, hands and servers; and what a harness type is.
+
+Longer than a module should be: a short port for each part of the mesh.
+"""
 
 from __future__ import annotations
 
@@ -163,6 +166,7 @@ class Sandbox:
     sandbox_id: str
     environment: str
     unenforced_limits: tuple[str, ...] = ()
+    attached: bool = False  # a standing hand: that it came, the sandbox service says in the log
 
 
 @dataclass(frozen=True)
@@ -176,11 +180,11 @@ class Standing:
 class Hands(Protocol):
     """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors, Conflict (`EPOCH_STALE`) among them."""
 
-    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
-        """Lists the tools that the hand will have. Provisions nothing."""
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
+        """Lists the tools that the hand will have, or those of a sandbox that there is. Provisions nothing."""
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
-        """Makes the hand's sandbox. Idempotent by session, hand and generation."""
+        """Makes the hand's sandbox. Idempotent by session, hand and generation. A standing hand is attached instead."""
 
     async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         """Runs a tool once, however often it is called with the id, and waits for its result."""

@@ -214,7 +214,7 @@ class MemoryHands:
         self.says: list[str | ServiceError] = []  # what whoever follows an execution is told, before its end
         self.followed: list[tuple[str, int]] = []  # execution and offset
 
-    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
         environment = HandSpec.FromString(spec).environment or "default"
         if environment in self.unknown:
             raise Invalid("ENVIRONMENT_UNKNOWN", "there is no such environment")

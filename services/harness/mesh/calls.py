@@ -43,10 +43,18 @@ class MeshCalls:
                     seen.add(spec.name)
                     yield spec, family
 
-    async def execute(self, call: ToolCall, log: SessionLog, config: Config, under: Standing) -> ToolResult:
+    async def execute(
+        self,
+        call: ToolCall,
+        log: SessionLog,
+        config: Config,
+        under: Standing,
+        since: float = 0.0,
+        may_rest: bool = False,
+    ) -> ToolResult:
         """Runs a call, or runs it again to the same effect. What is wrong with it is a value.
 
-        Errors are those of `MeshTools.execute`.
+        `since` is when it was first asked, 0 for now. Errors are those of `MeshTools.execute`.
         """
         found = next((tool for tool in self._tools(config) if tool[0].name == call.name), None)
         if found is None:  # an older harness, which does not know the tool, or its configuration is another one now
@@ -55,7 +63,7 @@ class MeshCalls:
         given, wrong = checked(spec, call.input)
         if wrong:
             return ToolResult(f"{call.name} does not take this input: {wrong}", "TOOL_ERROR")
-        return await family.execute(Asked(log, config, under, call.name, given, call.id))
+        return await family.execute(Asked(log, config, under, call.name, given, call.id, since, may_rest))
 
 
 def checked(spec: ToolSpec, input_json: str) -> tuple[dict[str, Any], str]:

@@ -18,7 +18,7 @@ from google.protobuf.json_format import MessageToDict
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.config import Config, LogView
 from services.harness.ports import Hands, SessionLog, Standing
-from services.kit.errors import Invalid
+from services.kit.errors import Conflict, Invalid, ServiceError
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
 PIECE_BYTES = 1024 * 1024  # that a hand takes at once
@@ -44,9 +44,20 @@ class LogViews:
         self._files: dict[tuple[str, str], _File] = {}
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # of a sandbox: one writes at a time
 
-    async def refresh(self, config: Config, hand: str, sandbox_id: str, under: Standing) -> None:
-        """Brings the files of a hand up to date. Raises ServiceErrors: then they are older, or incomplete."""
-        views = [view for view in config.log_views if view.hand == hand]
+    async def refresh(self, config: Config, hand: str, sandbox_id: str, under: Standing) -> ServiceError | None:
+        """Brings the files of a hand up to date. Returns why not: then they are older, or incomplete.
+
+        That the sandbox is gone is left for the call itself to find out. Raises Conflict (`EPOCH_STALE`).
+        """
+        try:
+            await self._refresh([view for view in config.log_views if view.hand == hand], sandbox_id, under)
+        except Conflict:
+            raise
+        except ServiceError as problem:
+            return problem if problem.reason != "SANDBOX_GONE" else None
+        return None
+
+    async def _refresh(self, views: Sequence[LogView], sandbox_id: str, under: Standing) -> None:
         if not views:
             return
         async with self._turns[sandbox_id]:
