@@ -21,8 +21,8 @@ Examples:
   handmesh run - < task.txt > answer.txt                 the text alone goes to standard output
   handmesh run "fix the test" --environment docker       another environment for its hand
   handmesh run "compare them" --hand a=default --hand b=docker
+  handmesh run "list the files" --harness claude_code    another kind of brain; see: handmesh harness types
   handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
-  handmesh run "say this" --harness echo                 another kind of brain: handmesh harness types
   handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
 
 \b

@@ -41,8 +41,14 @@ async def insist(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-def config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
-    """Returns what a session of this kind is made with."""
+def config_of(crew: Crew, kind: str, harness: str = "") -> config_pb2.SessionConfig:
+    """Returns what a session of this kind is made with. `harness` is its type, if not the default one."""
+    config = _config_of(crew, kind)
+    config.harness = harness
+    return config
+
+
+def _config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
     match kind:
         case "asked":
             ask = config_pb2.TOOL_POLICY_ACTION_ASK
@@ -54,6 +60,9 @@ def config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
         case "shop":
             server = config_pb2.McpServer(name="shop", url=crew.shop.url)
             return config_pb2.SessionConfig(no_hands=True, mcp_servers=[server], vault_ids=[crew.shop.vault_id])
+        case "family":
+            tools, limits = ["start_session", "wait_for_session"], config_pb2.ChildLimits(max_children=1)
+            return config_pb2.SessionConfig(mesh_tools=tools, child_limits=limits)
         case "memory":
             store = config_pb2.MemoryAccess(memory_store_id=crew.memory_store_id, name="notes")
             return config_pb2.SessionConfig(no_hands=True, memory_stores=[store])
@@ -75,9 +84,9 @@ class Story:
     seconds: float = 0.0  # the longest silence
 
     @classmethod
-    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False) -> Story:
+    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False, harness: str = "") -> Story:
         """Makes a session. With `at_once` its message comes with it, else `tell` sends it."""
-        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind))
+        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind, harness))
         if at_once:
             request.initial_events.append(_message(f"first-{request.request_id}", f"{kind} {request.request_id}"))
             await _prepare(crew, kind, f"{kind} {request.request_id}")
@@ -124,6 +133,11 @@ class Story:
             result = ToolResult(output="blue", outcome=ToolOutcome.TOOL_OUTCOME_OK)
             given = pb.CustomToolAnswered(tool_use_id=call, result=result)
             await self.emit(pb.Event(event_id=f"mine-{call}", custom_tool_answered=given))
+
+    async def children(self) -> list[Story]:
+        """Returns the stories of the sessions that this one has started: two parallel calls each."""
+        started = [event.child_started for event in await self.log() if event.HasField("child_started")]
+        return [Story(self.crew, "both", self.crew.client.session(it.child_session_id)) for it in started]
 
     def owner(self) -> int:
         """Returns the process id of the harness that has the session, or had it last."""
