@@ -239,12 +239,13 @@ class RehearsedLog:
     async def read(
         self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
     ) -> Slice:
-        head = len(self._log.events)
-        found = self._log.events[max(1, start) - 1 : (end or head + 1) - 1]
+        whole = self._log.events
+        found = whole[max(1, start) - 1 : (end or len(whole) + 1) - 1]
         wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
         page = (wanted[::-1] if descending else wanted)[: most or 100]
         last = page[-1].position if page else 0
-        return Slice(page, (last if descending else last + 1) if len(page) < len(wanted) else 0, head)
+        more = len(page) < len(wanted)
+        return Slice(page, (last if descending else last + 1) if more else 0, len(whole))
 
     def previews(self, epoch: int) -> RehearsedLog:
         return self
