@@ -297,7 +297,7 @@ class RehearsedHands:
     world: World
     life: Life
 
-    async def tools(self, spec: bytes) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
         return await self.life.call(self._tools)
 
     async def _tools(self) -> Toolbox:
