@@ -81,7 +81,7 @@ async def _serve(ports: Ports, reader: asyncio.StreamReader, writer: asyncio.Str
 def _events(answer: Answer) -> Iterator[str]:
     """Yields an answer as the API streams it."""
     usage = {"input_tokens": answer.usage.input_tokens, "output_tokens": answer.usage.output_tokens}
-    message = {"id": answer.message_id, "type": "message", "role": "assistant", "model": answer.model}
+    message: dict[str, Any] = {"id": answer.message_id, "type": "message", "role": "assistant", "model": answer.model}
     message |= {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
     yield _event("message_start", message=message)
     for index, block in enumerate(json.loads(answer.content)):
