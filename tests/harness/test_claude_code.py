@@ -408,7 +408,7 @@ async def test_a_session_moves_between_types_at_a_turns_border(model: ScriptedMo
 
 
 async def test_a_slow_tool_holds_up_no_other_session(model: ScriptedModel) -> None:
-    """With room for one process, the one that waits for its tool gives way; it is started again when the tool is done."""
+    """With room for one process, the one that waits for its tool gives way; another goes on when the tool is done."""
     release, kind = asyncio.Event(), claude(model, processes=1)
     log, hands, other = session(), MemoryHands(lambda tool, input: release.wait()), session("hi")
     slow = asyncio.create_task(kind.run(log, ports(Newest(), hands), "test", Told()))
