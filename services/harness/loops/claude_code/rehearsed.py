@@ -37,6 +37,8 @@ async def _open(ports: Ports) -> AsyncIterator[HarnessType]:
         connections.add(task)
         try:
             await _serve(ports, reader, writer)
+        except asyncio.CancelledError:
+            pass  # whoever was asked has died
         finally:
             writer.transport.abort()
             connections.discard(task)
@@ -70,10 +72,11 @@ async def _serve(ports: Ports, reader: asyncio.StreamReader, writer: asyncio.Str
             status, kind, said = _STATUS.get(failure.reason, 500), "application/json", error
         else:
             status, kind, said = 200, "text/event-stream", "".join(_events(answer))
-        told = f"HTTP/1.1 {status} Said\r\ncontent-type: {kind}\r\ncontent-length: {len(said.encode())}\r\n\r\n{said}"
-        writer.write(told.encode())
+        head = f"HTTP/1.1 {status} Said\r\ncontent-type: {kind}\r\ncontent-length: {len(said.encode())}\r\n"
+        writer.write(f"{head}connection: close\r\n\r\n{said}".encode())
         await writer.drain()
-        await reader.read(1)  # until it has been heard
+        writer.write_eof()
+        await reader.read()  # until it has been heard
     except (ConnectionError, asyncio.IncompleteReadError):
         pass  # whoever asked is gone
 
