@@ -13,12 +13,15 @@ from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_s
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.harness.adapters.anthropic import AnthropicModel
 from services.harness.adapters.memories import RemoteMemories
+from services.harness.adapters.others import RemoteOthers
 from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
 from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
 from services.harness.mesh.memory import MemoryTools
+from services.harness.mesh.session_events import SessionEvents
+from services.harness.mesh.sessions import SessionTools
 from services.harness.ports import Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
@@ -62,7 +65,7 @@ async def run(settings: Settings) -> None:
         jitter=random.random,
         prices=prices,
         pictures=ProcessPictures(),
-        mesh=(MemoryTools(RemoteMemories(to_session)),),
+        mesh=(MemoryTools(RemoteMemories(to_session)), SessionEvents(), SessionTools(RemoteOthers(session), time.time)),
     )
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(

@@ -21,14 +21,15 @@ _SESSION = {
     "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
-    "EndSession": CLIENT,
+    "EndSession": READERS,
     "ArchiveSession": CLIENT,
     "DeleteSession": CLIENT,
     "ForkSession": CLIENT,
     "ImportSession": CLIENT,
     "VerifySession": CLIENT,
-    "EmitEvent": CLIENT | HARNESS | {"vault_proxy"},
+    "EmitEvent": CLIENT | HARNESS | {"vault_proxy", "sandbox"},  # each what the log's table of emitters lets it
     "EmitEvents": CLIENT | HARNESS | {"vault_proxy"},
+    "SendMessage": HARNESS,
     "GetEvents": READERS,
     "WatchEvents": READERS,
     "PublishPreviews": HARNESS,
@@ -76,6 +77,7 @@ _SANDBOX = {
     "ReadFile": READERS,
     "Checkpoint": READERS,
     "Transfer": READERS,
+    "ShareHand": READERS,
     "ConnectHand": HAND,
     "ReportExecution": HAND,
 }

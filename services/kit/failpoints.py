@@ -24,6 +24,7 @@ from services.kit.logs import Log
 
 POINTS: dict[str, str] = {
     "session.session_stored": "the first events are in the log; the work queue does not know",
+    "session.child_started": "a session's log says that it has started another; that one has no event yet",
     "session.event_stored": "events are in the log; neither their emitter nor the work queue knows",
     "session.end_stored": "the session has ended; its grants are not revoked",
     "session.claim_ended": "a claim has ended and the log needs nobody; the work queue still has the session",
@@ -44,6 +45,13 @@ POINTS: dict[str, str] = {
     "sandbox.sandbox_made": "a sandbox is finished; nobody was told",
     "sandbox.execution_asked": "a call has come in; the runner does not have it",
     "sandbox.execution_finished": "the runner has answered; the caller has not heard",
+    "sandbox.hand_leaving": "a hand is marked as leaving; nothing else is done",
+    "sandbox.hand_fenced": "nothing starts any more for a hand's old owner; what runs may run still",
+    "sandbox.hand_decided": "nothing runs in a hand that leaves, and it will leave; no log says so",
+    "sandbox.hand_left": "the old owner's log says that a hand left; its record names that owner still",
+    "sandbox.hand_owned": "a hand's record names its new owner; that one's log does not say so",
+    "sandbox.hand_arrived": "both logs tell of a transfer; the hand's record says that it is under way",
+    "sandbox.hand_shared": "a hand's record names a reader; that one's log does not say so",
     "sandbox.place_destroyed": "a sandbox's processes are gone; its folder and record are not",
     "vault_proxy.call_asked": "a call has come in; the server does not have it",
     "vault_proxy.call_answered": "the server has answered; the caller has not heard",

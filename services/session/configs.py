@@ -30,6 +30,8 @@ MAX_MEMORY_STORES = 16  # of one session
 MAX_MEMORY_DESCRIPTION = 1_024  # characters
 MAX_URL = 2_048
 MAX_GIT_RULES = 32  # of each kind, of one repository
+MAX_DEPTH = 8  # levels of sessions below one
+MAX_CHILDREN = 1_000  # sessions that one may start
 MAIN_HAND = "main"  # of a session that names none
 MESH = "mesh"  # what the mesh's own tools are offered by: no hand and no server
 
@@ -78,9 +80,9 @@ def check(config: SessionConfig) -> None:
     _check_memory(config.memory_stores)
     _check_mesh_tools(config.mesh_tools)
     _check_budgets("budgets", config.budgets)
-    for field in ("max_depth", "max_children"):
-        if getattr(config.child_limits, field) < 0:
-            _refuse(f"child_limits.{field}", "must not be negative")
+    for field, most in (("max_depth", MAX_DEPTH), ("max_children", MAX_CHILDREN)):
+        if not 0 <= getattr(config.child_limits, field) <= most:
+            _refuse(f"child_limits.{field}", f"is from 0 to {most}")
     _check_budgets("child_limits.budgets", config.child_limits.budgets)
     if config.max_output_tokens < 0:
         _refuse("max_output_tokens", "must not be negative")

@@ -26,6 +26,7 @@ from services.session.names import Names
 
 _INPUTS = frozenset(
     {"message_received", "interrupt_requested", "tool_confirmed", "custom_tool_answered", "config_changed"}
+    | {"child_rested", "child_ended"}
 )
 _STEPS = frozenset(kind for kind, who in EMITTERS.items() if who == {HARNESS})
 
@@ -97,6 +98,10 @@ class Fact:
     reason: int = 0  # a `TurnEndReason`
     tenant: str = ""
     harness: str = ""
+    parent: str = ""  # of a configuration, like the next two
+    max_depth: int = 0  # levels of sessions that may be below this one
+    max_children: int = 0  # sessions that it may start in all
+    child: str = ""  # the session that was started, or has ended
 
 
 @dataclass
@@ -133,6 +138,13 @@ class WriteState:
     last_input: int = 0  # position of the last event that a harness should look at
     last_step: int = 0  # position of the last event of a harness
     last_deed: int = 0  # the same, without `harness_woke`
+    message_time: int = 0  # of the last message
+    interrupt_time: int = 0  # of the last interrupt, obeyed or not
+    parent: str = ""  # the session that started this one
+    max_depth: int = 0
+    max_children: int = 0
+    children_started: int = 0
+    children: dict[str, int] = field(default_factory=dict)  # those that have not ended -> position of their start
     names: MutableMapping[int, int] = field(default_factory=Names)  # event ids and tool calls, hashed -> position
 
 
@@ -170,10 +182,11 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "session_started" | "config_changed":
             state.tenant, state.config_position, state.paused = fact.tenant, state.head, ""
             state.harness, state.next_harness = _harnesses(state, fact.harness)
+            state.parent, state.max_depth, state.max_children = fact.parent, fact.max_depth, fact.max_children
         case "message_received":
-            state.message = state.head
+            state.message, state.message_time = state.head, state.update_time
         case "interrupt_requested":
-            state.interrupt = state.head if _turn_open(state) else 0
+            state.interrupt, state.interrupt_time = state.head if _turn_open(state) else 0, state.update_time
         case "harness_woke":
             state.epoch = state.head
         case "model_replied":
@@ -201,6 +214,13 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "session_forked":
             state.archived, state.epoch = False, 0  # no harness has this log yet
             state.forked = state.head
+            state.children.clear()  # the original's
+        case "child_started":
+            state.children_started += 1
+            state.children[fact.child] = state.head
+            state.names[name_of("child", fact.child)] = state.head
+        case "child_ended":
+            state.children.pop(fact.child, None)
         case kind if kind in _CALL_STEPS:
             state.calls[fact.tool_use_id] = _CALL_STEPS[kind]
             state.hashes.pop(fact.tool_use_id, None)

@@ -47,6 +47,10 @@ KILLS = [
     Cell(11, "harness.result_returned", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_asked", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_answered", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(18, "session.child_started", kind="family"),
+    Cell(18, "session.session_stored", kind="family", passes=1),  # the child's own log
+    Cell(18, "harness.result_returned", kind="family"),  # the child is there, and its parent's harness is not
+    Cell(18, "harness.call_started", kind="family", passes=1),  # the wait, or a call of the child's
     Cell(12, "harness.decision_stored", kind="asked"),  # the question
     Cell(12, "session.event_stored", kind="asked", passes=5),  # the question or the answer
     Cell(12, "harness.call_started", kind="asked"),
@@ -149,6 +153,7 @@ ERRORS = {
         "sandbox.execution_finished",
     ),
     "asked": ("harness.decision_stored",),
+    "family": ("session.child_started",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
     "memory": ("session.memory_stored",),
 }
@@ -174,6 +179,7 @@ STEPS = (
     "a sandbox is made",
     "a tool of the mesh's own was called",
     "a session of another harness type is at work",
+    "a session starts another one and waits for it",
 )
 
 

@@ -60,6 +60,9 @@ def _config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
         case "shop":
             server = config_pb2.McpServer(name="shop", url=crew.shop.url)
             return config_pb2.SessionConfig(no_hands=True, mcp_servers=[server], vault_ids=[crew.shop.vault_id])
+        case "family":
+            tools, limits = ["start_session", "wait_for_session"], config_pb2.ChildLimits(max_children=1)
+            return config_pb2.SessionConfig(mesh_tools=tools, child_limits=limits)
         case "memory":
             store = config_pb2.MemoryAccess(memory_store_id=crew.memory_store_id, name="notes")
             return config_pb2.SessionConfig(no_hands=True, memory_stores=[store])
@@ -130,6 +133,11 @@ class Story:
             result = ToolResult(output="blue", outcome=ToolOutcome.TOOL_OUTCOME_OK)
             given = pb.CustomToolAnswered(tool_use_id=call, result=result)
             await self.emit(pb.Event(event_id=f"mine-{call}", custom_tool_answered=given))
+
+    async def children(self) -> list[Story]:
+        """Returns the stories of the sessions that this one has started: two parallel calls each."""
+        started = [event.child_started for event in await self.log() if event.HasField("child_started")]
+        return [Story(self.crew, "both", self.crew.client.session(it.child_session_id)) for it in started]
 
     def owner(self) -> int:
         """Returns the process id of the harness that has the session, or had it last."""

@@ -26,7 +26,7 @@ pytestmark = [
 TIMES = size(1, 5)
 LOOK_SECONDS = 0.02
 SHORT_SECONDS = 1.0  # nobody is given up for that
-ANSWERS = {"echo": 1, "review": 3}
+ANSWERS = {"echo": 1, "review": 3, "family": 3}
 SESSIONS = 6  # side by side, for failures
 
 
@@ -38,12 +38,19 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
     assert set(outcomes(log)) <= allowed
     assert count(log, "model_replied") == ANSWERS.get(story.kind, 2)  # one that is in the log is not asked for again
     assert count(log, "turn_ended") == 1
+    if story.kind == "family":
+        [child] = await story.children()
+        await child.follow()
+        assert await child.violations() == [] and outcomes(await child.log()) == ["OK", "OK"]
 
 
 async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
     """The stories themselves, side by side."""
     stories = await asyncio.gather(
-        *(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow", "memory", "echo", "review"))
+        *(
+            Story.begin(crew, kind)
+            for kind in ("both", "asked", "yours", "shop", "slow", "memory", "echo", "review", "family")
+        )
     )
     await asyncio.gather(*(finish(story) for story in stories))
 

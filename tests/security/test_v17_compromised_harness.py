@@ -20,7 +20,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import sandbox_pb2
-from handmesh.session.v1 import event_pb2, memory_pb2, session_pb2
+from handmesh.session.v1 import config_pb2, event_pb2, memory_pb2, session_pb2
 from handmesh.session.v1.config_pb2 import MemoryAccess
 from handmesh.session.v1.memory_pb2_grpc import MemoryServiceStub
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
@@ -40,15 +40,15 @@ FILES = {
     harness_pb2: "harness",
     vault_proxy_pb2: "vault_proxy",
 }
-REFUSED = {"GRANT_INVALID", "EPOCH_STALE", "METHOD_DENIED"}
+REFUSED = {"GRANT_INVALID", "EPOCH_STALE", "METHOD_DENIED", "CHILD_LIMIT"}
 NOT_THERE = {"MEMORY_NOT_FOUND", "SESSION_NOT_FOUND", "SANDBOX_GONE"}  # what is another tenant's
 
 # What is no session's, or may be looked at by whoever may take any session up.
 LOOKS = {"GetSession", "GetEvents", "WatchEvents", "ListBlobs", "DownloadBlob", "ClaimWork", "ReleaseWork", "OfferWork"}
 LOOKS |= {"ListExecutions", "ListFiles", "ReadFile", "ListSandboxes", "ListEnvironments"}
-# What needs no grant: the session service checks the epoch of what is shown, nothing is shown of what is uploaded until
-# an event names it, and a child has to have a parent.
-FREE = {"PublishPreviews", "UploadBlob", "CreateSession"}
+# What needs no grant: the session service checks the epoch of what is shown, and nothing is shown of what is uploaded
+# until an event names it.
+FREE = {"PublishPreviews", "UploadBlob"}
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,11 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
     log, epoch = {"session_id": foreign.session_id}, {"epoch": foreign.epoch}
     path = {"memory_store_id": foreign.memory_store_id, "path": "a"}
     return {
+        "CreateSession": lambda: session_pb2.CreateSessionRequest(
+            request_id="pwned", config=config_pb2.SessionConfig(parent_session_id=foreign.session_id)
+        ),
+        "EndSession": lambda: session_pb2.EndSessionRequest(**log),
+        "SendMessage": lambda: session_pb2.SendMessageRequest(content_json='[{"type":"text","text":"pwned"}]', **log),
         "EmitEvent": lambda: session_pb2.EmitEventRequest(event=said, epoch=foreign.epoch - 1, **log),
         "EmitEvents": lambda: session_pb2.EmitEventsRequest(events=[said], epoch=foreign.epoch - 1, **log),
         "WriteMemory": lambda: memory_pb2.WriteMemoryRequest(content=b"x", **path),

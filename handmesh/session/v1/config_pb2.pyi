@@ -273,9 +273,9 @@ class ChildLimits(message.Message):
     MAX_CHILDREN_FIELD_NUMBER: builtins.int
     BUDGETS_FIELD_NUMBER: builtins.int
     max_depth: builtins.int
-    """How many levels of sessions may be below this one. 0 means 1."""
+    """How many levels of sessions may be below this one, at most 8. 0 means 1."""
     max_children: builtins.int
-    """How many sessions it may start in all. 0 means 1."""
+    """How many sessions it may start in all, at most 1,000. 0 means 1."""
     @builtins.property
     def budgets(self) -> Budgets:
         """The most that each of them may have as its budgets. What is 0 here is taken

@@ -107,6 +107,11 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsResponse.FromString,
                 _registered_method=True)
+        self.SendMessage = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/SendMessage',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageResponse.FromString,
+                _registered_method=True)
         self.GetEvents = channel.unary_unary(
                 '/handmesh.session.v1.SessionService/GetEvents',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.GetEventsRequest.SerializeToString,
@@ -224,9 +229,21 @@ class SessionServiceServicer:
         """Starts a session: appends `SessionStarted` and the first events in one
         step. Idempotent by `request_id`.
 
+        A harness starts a child of the session whose grant it shows in the metadata
+        `x-handmesh-grant`, for the tool call that `request_id` names: the server
+        sets tenant and parent, and appends `ChildStarted` to the parent's log
+        first. What the child may is at most what its parent may: hands, servers,
+        vaults, memory stores, client's tools and mesh tools are a subset of the
+        parent's, and the parent's policies come before its own. Budgets that are
+        not asked for are filled in.
+
         * `INVALID_ARGUMENT`: the configuration is wrong (`CONFIG_INVALID`).
         * `PERMISSION_DENIED`: an event that the caller may not emit
-        (`EMITTER_DENIED`).
+        (`EMITTER_DENIED`), or a child that would have more than its parent
+        (`CHILD_DENIED`, metadata `field`).
+        * `UNAUTHENTICATED`: a harness without a session's grant (`GRANT_INVALID`).
+        * `FAILED_PRECONDITION`: the parent may start no more, or not this deep, or
+        not with such budgets (`CHILD_LIMIT`, metadata `limit`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -261,8 +278,11 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EndSession(self, request, context):
-        """Ends a session for good: appends `SessionEnded` and revokes its grants.
-        Idempotent.
+        """Ends a session for good: appends `SessionEnded` and revokes its grants. The
+        sessions that it started end with it. Idempotent.
+
+        A harness ends children of the session whose grant it shows in the metadata
+        `x-handmesh-grant`, and no other (`SESSION_NOT_FOUND`, `GRANT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -270,7 +290,8 @@ class SessionServiceServicer:
 
     def ArchiveSession(self, request, context):
         """Makes a session read-only, or writable again: appends `SessionArchived`
-        and revokes its grants, or `SessionRestored`. Idempotent.
+        and revokes its grants, or `SessionRestored`. The sessions that it started
+        end when it is archived. Idempotent.
 
         * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
         """
@@ -281,7 +302,7 @@ class SessionServiceServicer:
     def DeleteSession(self, request, context):
         """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
         events and blobs are purged soon after. A tombstone stays, so that its id
-        is never used again. Idempotent.
+        is never used again. The sessions that it started end. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -363,6 +384,23 @@ class SessionServiceServicer:
     def EmitEvents(self, request, context):
         """Appends up to 16 events and 1 MiB in one step: all of them or none. Errors
         as for `EmitEvent`; idempotent by the first event's id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SendMessage(self, request, context):
+        """Writes to another session, for the session whose grant the harness shows in
+        the metadata `x-handmesh-grant`: to one that it started, or to the one that
+        started it. Appends `MessageReceived` with `from_session_id`. Idempotent by
+        `event_id`.
+
+        * `UNAUTHENTICATED`: `GRANT_INVALID`.
+        * `NOT_FOUND`: any other session (`SESSION_NOT_FOUND`).
+        * `INVALID_ARGUMENT`: the content is over 256 KiB (`EVENT_TOO_LARGE`), or no
+        content (`EVENT_INVALID`).
+        * `FAILED_PRECONDITION`: the other one has ended or is archived
+        (`SESSION_ENDED`, `SESSION_ARCHIVED`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -619,6 +657,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.EmitEvents,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsResponse.SerializeToString,
+            ),
+            'SendMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendMessage,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageResponse.SerializeToString,
             ),
             'GetEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEvents,
@@ -1053,6 +1096,33 @@ class SessionService:
             '/handmesh.session.v1.SessionService/EmitEvents',
             handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/SendMessage',
+            handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,
