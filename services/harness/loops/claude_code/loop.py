@@ -117,7 +117,7 @@ class ClaudeCode:
     async def _answered(self, state: State, model: str, blobs: Blobs, show: Show) -> Answer:
         results = _results(state, blobs)
         process = self._process
-        if process is None or results is None or not process.waits_for(results):
+        if process is None or results is None or not process.waits_for(results, _tools(state)):
             await self.rest()
             self._process = process = _Process(self._place, self._mesh)
             await process.begin(state, model, blobs, self._journal.log.session_id)
@@ -137,10 +137,11 @@ class _Process:
         self._running: Running | None = None
         self._home: Home | None = None
         self._calls: frozenset[str] = frozenset()
+        self._tools: list[ToolSpec] = []
 
     async def begin(self, state: State, model: str, blobs: Blobs, session_id: str) -> None:
         """Starts it with all that the log says. Raises ModelFailure."""
-        key = self._place.key()
+        key, self._tools = self._place.key(), _tools(state)
         await self._place.slots.take(self)
         making = self._making = asyncio.create_task(asyncio.to_thread(self._made, key, state, model, blobs, session_id))
         await asyncio.wait({making})  # not cut off: what it makes is to be removed
@@ -169,9 +170,9 @@ class _Process:
         tools = self._mesh.described(_tools(state), state.config)
         return Running(Process(argv, environment, home.work), tools), begun.prompt
 
-    def waits_for(self, results: Mapping[str, object]) -> bool:
-        """Tells whether these are the results that it waits for."""
-        return bool(self._calls) and self._calls == results.keys()
+    def waits_for(self, results: Mapping[str, object], tools: Sequence[ToolSpec]) -> bool:
+        """Tells whether these are the results that it waits for, and the tools that it knows of."""
+        return bool(self._calls) and self._calls == results.keys() and self._tools == tools
 
     def give(self, results: Mapping[str, tuple[Sequence[Block], bool]]) -> None:
         """Gives it the results of its calls."""
