@@ -32,6 +32,7 @@ class RunOptions:
     vaults: Sequence[str] = ()
     labels: Sequence[str] = ()
     budgets: Sequence[str] = ()
+    harness: str = ""
 
 
 def config_of(options: RunOptions) -> config_pb2.SessionConfig:
@@ -47,6 +48,7 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
 
     servers = [named("--mcp", "NAME=URL", each) for each in options.mcp]
     return config_pb2.SessionConfig(
+        harness=options.harness,
         model=options.model,
         system=options.system,
         title=options.title,

@@ -21,6 +21,7 @@ Examples:
   handmesh run - < task.txt > answer.txt                 the text alone goes to standard output
   handmesh run "fix the test" --environment docker       another environment for its hand
   handmesh run "compare them" --hand a=default --hand b=docker
+  handmesh run "list the files" --harness claude_code    another kind of brain
   handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
   handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
 
@@ -52,6 +53,9 @@ def run(
     budget: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="A limit: tokens=50000, cost=2.50, ...; repeatable.")
     ] = None,
+    harness: Annotated[
+        str, typer.Option(metavar="TYPE", help="The harness type, such as claude_code. Default: messages.")
+    ] = "",
     timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -62,7 +66,17 @@ def run(
         from handmesh.cli.arguments import RunOptions, text_of
 
         options = RunOptions(
-            model, system, title, environment, hand or (), no_hands, mcp or (), vault or (), label or (), budget or ()
+            model,
+            system,
+            title,
+            environment,
+            hand or (),
+            no_hands,
+            mcp or (),
+            vault or (),
+            label or (),
+            budget or (),
+            harness,
         )
         text = text_of(task)
         from handmesh.client import connect

@@ -20,6 +20,7 @@ from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
 from services.harness.mesh.memory import MemoryTools
+from services.harness.mesh.session_events import SessionEvents
 from services.harness.mesh.sessions import SessionTools
 from services.harness.ports import Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
@@ -64,7 +65,7 @@ async def run(settings: Settings) -> None:
         jitter=random.random,
         prices=prices,
         pictures=ProcessPictures(),
-        mesh=(MemoryTools(RemoteMemories(to_session)), SessionTools(RemoteOthers(session), time.time)),
+        mesh=(MemoryTools(RemoteMemories(to_session)), SessionEvents(), SessionTools(RemoteOthers(session), time.time)),
     )
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(

@@ -1,4 +1,7 @@
-"""What a harness is given: a session's log, a model, hands and servers; and what a harness type is."""
+"""What a harness is given: a session's log, a model, hands and servers; and what a harness type is.
+
+Longer than a module should be: a short port for each part of the mesh.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,15 @@ class Previews(Protocol):
         """Sends what is left, for at most a second."""
 
 
+@dataclass(frozen=True)
+class Slice:
+    """Events in the order asked for. `next` is where to go on, 0 when the slice is complete; `head` the log's end."""
+
+    events: Sequence[Event]
+    next: int
+    head: int
+
+
 class SessionLog(Protocol):
     """One session's log."""
 
@@ -80,6 +92,14 @@ class SessionLog(Protocol):
         """Returns what a blob holds; None when it has more than `max_bytes`.
 
         Raises Gone (`BLOB_NOT_FOUND`), Invalid (`ID_INVALID`) and Unavailable.
+        """
+
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        """Reads events of [start, end), 0 for an end meaning the log's. Without kinds all of them; `most` 0 means 100.
+
+        Going back one starts at `end`, and goes on with the slice's `next` as the end. Raises Invalid and Unavailable.
         """
 
     def previews(self, epoch: int) -> Previews:
@@ -146,6 +166,7 @@ class Sandbox:
     sandbox_id: str
     environment: str
     unenforced_limits: tuple[str, ...] = ()
+    attached: bool = False  # a standing hand: that it came, the sandbox service says in the log
 
 
 @dataclass(frozen=True)
@@ -159,11 +180,11 @@ class Standing:
 class Hands(Protocol):
     """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors, Conflict (`EPOCH_STALE`) among them."""
 
-    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
-        """Lists the tools that the hand will have. Provisions nothing."""
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
+        """Lists the tools that the hand will have, or those of a sandbox that there is. Provisions nothing."""
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
-        """Makes the hand's sandbox. Idempotent by session, hand and generation."""
+        """Makes the hand's sandbox. Idempotent by session, hand and generation. A standing hand is attached instead."""
 
     async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         """Runs a tool once, however often it is called with the id, and waits for its result."""
@@ -195,48 +216,6 @@ class Servers(Protocol):
 
     async def cancel(self, grant: str, execution_id: str) -> None:
         """Asks the server to stop an execution, or makes sure that it never starts."""
-
-
-@dataclass(frozen=True)
-class Memory:
-    """A file in a memory store. `session_id` and `request_id` say who wrote it, where that is known."""
-
-    path: str
-    sha256: str
-    size: int
-    session_id: str = ""
-    request_id: str = ""
-
-
-class Memories(Protocol):
-    """Memory stores, as far as the session under whose grant one acts may reach them.
-
-    Errors are ServiceErrors: Gone (`MEMORY_NOT_FOUND`), Denied (`MEMORY_READ_ONLY`), Invalid, Full, Unavailable. A
-    request id makes a write or a deletion idempotent within the session, however late it is said again.
-    """
-
-    async def list(self, store_id: str, under: Standing) -> Sequence[Memory]:
-        """Lists all files of a store, by path."""
-
-    async def read(self, store_id: str, path: str, under: Standing) -> tuple[Memory, bytes]:
-        """Reads a file as it is now."""
-
-    async def write(
-        self, store_id: str, path: str, content: bytes, expected: str, request_id: str, under: Standing
-    ) -> Memory:
-        """Writes a file that has the SHA-256 `expected` (empty: that is not there), and returns what the request wrote.
-
-        Raises Conflict (`MEMORY_CONFLICT`) when it is another one.
-        """
-
-    async def delete(self, store_id: str, path: str, expected: str | None, request_id: str, under: Standing) -> None:
-        """Deletes a file that has the SHA-256 `expected`, or whatever it holds. Raises Gone for one that never was.
-
-        Raises Conflict (`MEMORY_CONFLICT`) when it is another one.
-        """
-
-    async def made(self, store_id: str, request_id: str, under: Standing) -> bool:
-        """Tells whether a request of the session has written or deleted a file."""
 
 
 class Pictures(Protocol):

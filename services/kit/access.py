@@ -27,7 +27,7 @@ _SESSION = {
     "ForkSession": CLIENT,
     "ImportSession": CLIENT,
     "VerifySession": CLIENT,
-    "EmitEvent": CLIENT | HARNESS | {"vault_proxy"},
+    "EmitEvent": CLIENT | HARNESS | {"vault_proxy", "sandbox"},  # each what the log's table of emitters lets it
     "EmitEvents": CLIENT | HARNESS | {"vault_proxy"},
     "SendMessage": HARNESS,
     "GetEvents": READERS,
@@ -77,6 +77,7 @@ _SANDBOX = {
     "ReadFile": READERS,
     "Checkpoint": READERS,
     "Transfer": READERS,
+    "ShareHand": READERS,
     "ConnectHand": HAND,
     "ReportExecution": HAND,
 }

@@ -23,6 +23,9 @@ from services.sandbox.hand import HandSettings
 from services.sandbox.hand_tokens import HandTokens, NoTokens
 from services.sandbox.leave import Leave
 from services.sandbox.mounts import Mounts
+from services.sandbox.owners import Owners
+from services.sandbox.owners_log import SessionLogs
+from services.sandbox.owners_records import OwnerRecords
 from services.sandbox.passes import Passes
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
@@ -73,11 +76,14 @@ async def run(settings: Settings) -> None:
     if channel is not None:
         tokens, grants = _tokens(SessionServiceStub(channel), hands, passes)
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
-    reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
+    owners = Owners(OwnerRecords(hands, SessionLogs(channel) if channel is not None else None), resources, doorman)
+    reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds, owners)
     server = Server(settings)
-    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, Workers(hands, known, tokens)), server.grpc)
+    workers = Workers(hands, known, tokens)
+    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, workers, owners), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    works = [sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run(), *([grants.watch()] if grants else [])]
+    works = [sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run(), owners.run()]
+    works += [grants.watch()] if grants else []
     background = [asyncio.create_task(work) for work in works]
     try:
         await until_signal()
@@ -86,6 +92,7 @@ async def run(settings: Settings) -> None:
         if (dialled := hands.dialled()) is not None:
             dialled.drain()
         await asyncio.gather(server.stop(), pools.drain())
+        await owners.close()
         await sandboxes.close()
         await hands.close()
         for each in filter(None, (channel, vault_channel)):

@@ -19,6 +19,7 @@ from services.sandbox.hand import MAX_ARCHIVE_BYTES, WORKSPACE, Archive, Content
 from services.sandbox.tools import DEFAULT_COMMAND_SECONDS, TOOLS, Tool
 
 MAX_FILE_BYTES = 1 << 20
+MAX_VIEW_BYTES = 32 << 20  # of a log's view, which comes piece by piece
 MAX_PATH_BYTES = 4096  # of a file that is read
 MAX_SESSIONS_FENCED = 10_000
 _MOUNT_PATH = re.compile(re.escape(WORKSPACE) + r"(/[A-Za-z0-9._-]{1,64}){1,8}")
@@ -112,6 +113,9 @@ def check_contents(contents: Sequence[Content]) -> None:
         size, most = 0, 0
         if isinstance(it, File):
             size, most = len(it.content), MAX_FILE_BYTES
+            if not 0 <= it.offset <= MAX_VIEW_BYTES - size:
+                what = f"{_shown(it.path)} would go on at {it.offset}; a file has at most {MAX_VIEW_BYTES} bytes"
+                raise Invalid("RESOURCE_INVALID", what, mount_path=_shown(it.path))
         elif isinstance(it, Archive):
             size, most = len(it.content), MAX_ARCHIVE_BYTES
         if size > most:

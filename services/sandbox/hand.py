@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from services.sandbox.tools import Tool
 
@@ -80,6 +80,43 @@ class Recipe:
 
 
 @dataclass(frozen=True)
+class Owner:
+    """A session that had a sandbox, as its owner of that generation."""
+
+    generation: int
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A session that may use the tools that change nothing, and the hand's name in it.
+
+    `number` is of the sandbox's shares. `leaving` means that it is being taken back.
+    """
+
+    session_id: str
+    hand: str
+    number: int
+    leaving: bool = False
+    told: bool = False  # whether its log says so
+
+
+@dataclass(frozen=True)
+class Move:
+    """A sandbox's way from one owner to another, as far as it is.
+
+    LEAVING: nothing starts any more for the old owner; it may still be undone. DECIDED: nothing runs; it will be done,
+    and the old owner's log may say so. OWNED: the labels name the new owner, and `from_session_id` the old one.
+    """
+
+    to_session_id: str  # empty for nobody
+    to_hand: str
+    until: float  # Unix seconds: what still runs then is cancelled
+    stage: Literal["LEAVING", "DECIDED", "OWNED"] = "LEAVING"
+    from_session_id: str = ""
+
+
+@dataclass(frozen=True)
 class Labels:
     """Whose a sandbox is. The hand keeps them with the sandbox and gives them back after any restart."""
 
@@ -91,7 +128,13 @@ class Labels:
     request_id: str = ""
     generation: int = 1
     pool: str = ""  # of a free one that waits for an owner: a digest of what it was made by
-    tenant: str = ""  # of the client that made it for itself; a session's has its session's
+    tenant: str = ""  # of the client that made it for itself, or for whom it stands; else a session's is its session's
+    standing: str = ""  # its name as a standing hand; empty for one that ends with its session
+    description: str = ""  # what it is for, for models
+    move: Move | None = None  # on its way to another owner
+    readers: tuple[Reader, ...] = ()
+    shares: int = 0  # counts how often it was shared
+    past: tuple[Owner, ...] = ()  # the owners before this one, the newest last
 
 
 @dataclass(frozen=True)
@@ -112,6 +155,7 @@ class File:
     path: str  # absolute
     content: bytes
     mode: int = 0o644
+    offset: int = 0  # the content goes behind so many bytes, all that the file has; 0: it takes the file's place
 
 
 @dataclass(frozen=True)
@@ -162,6 +206,7 @@ class Order:
     digest: str
     seconds: float
     epoch: int = 0
+    generation: int = 0  # of the sandbox, as the caller knows it; 0 is not fenced
 
 
 class Outcome(Enum):
@@ -205,6 +250,7 @@ class ExecutionInfo:
     name: str
     start_time: float  # Unix seconds
     outcome: Outcome | None
+    generation: int = 0  # that it was started under
 
 
 @dataclass(frozen=True)
@@ -213,6 +259,7 @@ class Doors:
 
     ports: Mapping[str, int]
     folder: str
+    outfitted: bool = True  # whether tools have been given variables since the sandbox has its owner
 
 
 @dataclass(frozen=True)
@@ -318,6 +365,23 @@ class Hand(Protocol):
         """
         ...
 
+    async def relabel(self, sandbox_id: str, before: Labels, after: Labels) -> SandboxInfo:
+        """Changes whose a sandbox is if its labels are `before`: compare and set, one step in what the hand keeps.
+
+        Whatever ends the service, the sandbox has the old labels or the new ones. Of many at once one does it; the
+        others raise Conflict (`GENERATION_CONFLICT`). The sandbox is found by the new labels' `request_id` from then
+        on, and not by the old one's. Its id does not change.
+        """
+        ...
+
+    async def fence(self, sandbox_id: str, generation: int) -> None:
+        """From now on nothing starts under a lower generation. What has started goes on. Idempotent.
+
+        The sandbox keeps this. Epochs are compared within a generation: a new one begins with none seen. With `custody`
+        the variables that tools were given by `outfit` and the shell's state are forgotten.
+        """
+        ...
+
     async def put(self, sandbox_id: str, files: Sequence[Content]) -> None:
         """Writes files, and makes their directories. Raises Invalid (`RESOURCE_INVALID`).
 
@@ -366,10 +430,13 @@ class Hand(Protocol):
         """
         ...
 
-    async def outfit(self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None) -> None:
+    async def outfit(
+        self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None, generation: int = 0
+    ) -> None:
         """Gives tools that start from now on more variables, and writes authorities into the folder of `Doors`.
 
-        As `ca.pem` (all), `own.pem` and `ca.jks` (all, as Java reads them).
+        As `ca.pem` (all), `own.pem` and `ca.jks` (all, as Java reads them). Raises Conflict (`GENERATION_CONFLICT`) for
+        a generation that is lower than the sandbox's.
         """
         ...
 
@@ -384,9 +451,10 @@ class Hand(Protocol):
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """Starts an execution, whatever becomes of the caller. False when its id is known: it starts once.
 
-        Raises Exists (`EXECUTION_ID_REUSED`) for a known id with another digest, Conflict (`EPOCH_STALE`) when a
-        higher epoch was seen, Full (`FULL`) when there is no room for another process, Gone (`EXECUTION_UNKNOWN`)
-        when it has ended and its result is not kept any more.
+        Raises Exists (`EXECUTION_ID_REUSED`) for a known id with another digest, Conflict when a higher epoch was seen
+        (`EPOCH_STALE`) or the id is new and its generation is lower than the sandbox's (`GENERATION_CONFLICT`), Full
+        (`FULL`) when there is no room for another process, Gone (`EXECUTION_UNKNOWN`) when it has ended and its result
+        is not kept any more.
         """
         ...
 
@@ -405,10 +473,10 @@ class Hand(Protocol):
         """
         ...
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0, generation: int = 0) -> None:
         """Kills an execution with all its processes. One that is not known never starts. Idempotent.
 
-        Raises Conflict (`EPOCH_STALE`).
+        Raises Conflict (`EPOCH_STALE`). The epoch is one of that generation: 0 means the sandbox's.
         """
         ...
 

@@ -183,6 +183,15 @@ class RunnerHand(RunnerFiles, RunnerDoors):
                 raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def relabel(self, sandbox_id: str, before: Labels, after: Labels) -> SandboxInfo:
+        """See `Hand.relabel`."""
+        changed = self._known[sandbox_id] = self._records.relabel(await self._record(sandbox_id), before, after)
+        return changed.info
+
+    async def fence(self, sandbox_id: str, generation: int) -> None:
+        """See `Hand.fence`."""
+        await self._ask(await self._record(sandbox_id), {"op": "fence", "generation": generation})
+
     async def put(self, sandbox_id: str, files: Sequence[Content]) -> None:
         """See `Hand.put`."""
         await self._put(await self._record(sandbox_id), files)
@@ -193,7 +202,8 @@ class RunnerHand(RunnerFiles, RunnerDoors):
                 await self._send(record, file)
                 continue
             path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
-            given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
+            data = base64.b64encode(file.content).decode("ascii")
+            given = {"path": path, "data": data, "mode": file.mode, "offset": file.offset}
             result = await self._run(record, Order(mint("put"), "_put", given, "", PUT_SECONDS))
             if result.outcome is not Outcome.OK:
                 raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {result.text}", mount_path=file.path)
@@ -241,10 +251,10 @@ class RunnerHand(RunnerFiles, RunnerDoors):
             raise await self._lost(record) from None
         raise await self._lost(record)
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0, generation: int = 0) -> None:
         """See `Hand.cancel`."""
         record = await self._record(sandbox_id)
-        await self._ask(record, {"op": "cancel", "id": execution_id, "epoch": epoch})
+        await self._ask(record, {"op": "cancel", "id": execution_id, "epoch": epoch, "generation": generation})
 
     async def executions(self, sandbox_id: str) -> tuple[ExecutionInfo, ...]:
         """See `Hand.executions`."""
@@ -255,6 +265,7 @@ class RunnerHand(RunnerFiles, RunnerDoors):
                 name=str(row["name"]),
                 start_time=float(row["started_at"]),
                 outcome=Outcome(row["outcome"]) if row["outcome"] else None,
+                generation=int(row.get("generation", 0)),
             )
             for row in answer["executions"]
             if not row["name"].startswith("_")  # the service's own
@@ -345,7 +356,8 @@ def _same(info: SandboxInfo, labels: Labels) -> SandboxInfo:
 
 
 def _owner(labels: Labels) -> tuple[str, str, str]:
-    return labels.environment, labels.session_id, labels.tenant
+    """Returns whose a request is: a standing hand's is its tenant's, whichever session has it."""
+    return labels.environment, "" if labels.standing else labels.session_id, labels.tenant
 
 
 def _request(operation: str, order: Order) -> dict[str, Any]:
@@ -357,6 +369,7 @@ def _request(operation: str, order: Order) -> dict[str, Any]:
         "digest": order.digest,
         "timeout_ms": order.seconds * 1000.0,
         "epoch": order.epoch,
+        "generation": order.generation,
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-CLIENT, HARNESS, SESSION, VAULT_PROXY = "client", "harness", "session", "vault_proxy"
+CLIENT, HARNESS, SESSION = "client", "harness", "session"
+SANDBOX, VAULT_PROXY = "sandbox", "vault_proxy"
 
 UNKNOWN = ""  # a kind that is newer than this server: taken from a harness, and only when it is ignorable
 
@@ -35,9 +36,9 @@ EMITTERS: dict[str, frozenset[str]] = {
     "session_restored": _BY_SESSION,
     "session_deleted": _BY_SESSION,
     "sandbox_provisioned": _BY_HARNESS,
-    "hand_attached": _BY_HARNESS,
-    "hand_detached": frozenset({HARNESS, SESSION}),  # a fork has no hand of the session that it was made from
-    "hand_transferred": _BY_HARNESS,
+    "hand_attached": frozenset({SANDBOX}),
+    "hand_detached": frozenset({HARNESS, SANDBOX, SESSION}),  # a fork has no hand of the session it was made from
+    "hand_transferred": frozenset({SANDBOX}),
     "credential_used": frozenset({VAULT_PROXY}),
     "tools_changed": frozenset({VAULT_PROXY}),
     "door_refused": frozenset({VAULT_PROXY}),

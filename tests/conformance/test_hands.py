@@ -21,12 +21,14 @@ pytest.register_assert_rewrite(
     "services.sandbox.conformance",
     "services.sandbox.conformance_doors",
     "services.sandbox.conformance_files",
+    "services.sandbox.conformance_owners",
     "services.sandbox.tools_conformance",
 )  # a failed check then shows its values
 
 from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
 from services.sandbox.conformance_doors import CHECKS as DOOR_CHECKS  # noqa: E402
 from services.sandbox.conformance_files import CHECKS as FILE_CHECKS  # noqa: E402
+from services.sandbox.conformance_owners import CHECKS as OWNER_CHECKS  # noqa: E402
 from services.sandbox.tools_conformance import CHECKS as TOOL_CHECKS  # noqa: E402
 
 DOCUMENTED = "unshare"  # the example of docs/hands.md
@@ -52,6 +54,7 @@ def _write_documented(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _name(check: Callable[[Stand], Awaitable[None]]) -> str:
     kinds = {"check": CHECKS, "door_check": DOOR_CHECKS, "file_check": FILE_CHECKS, "tool_check": TOOL_CHECKS}
+    kinds["owner_check"] = OWNER_CHECKS
     kind = next(kind for kind, checks in kinds.items() if check in checks)
     return check.__name__.replace("check", kind, 1)
 
@@ -119,7 +122,7 @@ async def stand(
     await it.hand.close()
 
 
-@pytest.mark.parametrize("check", (*CHECKS, *DOOR_CHECKS, *FILE_CHECKS, *TOOL_CHECKS), ids=_name)
+@pytest.mark.parametrize("check", (*CHECKS, *DOOR_CHECKS, *FILE_CHECKS, *OWNER_CHECKS, *TOOL_CHECKS), ids=_name)
 @pytest.mark.parametrize("stand", _hands(), indirect=True)
 async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
     """The hand keeps what the port promises; each check states its rule in its docstring."""

@@ -41,8 +41,14 @@ async def insist(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-def config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
-    """Returns what a session of this kind is made with."""
+def config_of(crew: Crew, kind: str, harness: str = "") -> config_pb2.SessionConfig:
+    """Returns what a session of this kind is made with. `harness` is its type, if not the default one."""
+    config = _config_of(crew, kind)
+    config.harness = harness
+    return config
+
+
+def _config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
     match kind:
         case "asked":
             ask = config_pb2.TOOL_POLICY_ACTION_ASK
@@ -60,6 +66,8 @@ def config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
         case "memory":
             store = config_pb2.MemoryAccess(memory_store_id=crew.memory_store_id, name="notes")
             return config_pb2.SessionConfig(no_hands=True, memory_stores=[store])
+        case "echo" | "review":
+            return config_pb2.SessionConfig(harness=kind)
     return config_pb2.SessionConfig()
 
 
@@ -76,9 +84,9 @@ class Story:
     seconds: float = 0.0  # the longest silence
 
     @classmethod
-    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False) -> Story:
+    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False, harness: str = "") -> Story:
         """Makes a session. With `at_once` its message comes with it, else `tell` sends it."""
-        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind))
+        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind, harness))
         if at_once:
             request.initial_events.append(_message(f"first-{request.request_id}", f"{kind} {request.request_id}"))
             await _prepare(crew, kind, f"{kind} {request.request_id}")

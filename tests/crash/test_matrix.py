@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from handmesh.session.v1 import session_pb2
-from tests.crash.cells import AWAY, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
+from tests.crash.cells import AWAY, CLAUDE_CODE, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
 from tests.crash.crew import Crew, without_openbao
 from tests.crash.story import Story, count, insist, outcomes
 from tests.drills.size import size
@@ -26,6 +26,7 @@ pytestmark = [
 TIMES = size(1, 5)
 LOOK_SECONDS = 0.02
 SHORT_SECONDS = 1.0  # nobody is given up for that
+ANSWERS = {"echo": 1, "review": 3, "family": 3}
 SESSIONS = 6  # side by side, for failures
 
 
@@ -35,8 +36,7 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
     log = await story.log()
     assert await story.violations() == []
     assert set(outcomes(log)) <= allowed
-    replies = 3 if story.kind == "family" else 2
-    assert count(log, "model_replied") == replies  # an answer that is in the log is never asked for again
+    assert count(log, "model_replied") == ANSWERS.get(story.kind, 2)  # one that is in the log is not asked for again
     assert count(log, "turn_ended") == 1
     if story.kind == "family":
         [child] = await story.children()
@@ -47,7 +47,10 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
 async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
     """The stories themselves, side by side."""
     stories = await asyncio.gather(
-        *(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow", "memory", "family"))
+        *(
+            Story.begin(crew, kind)
+            for kind in ("both", "asked", "yours", "shop", "slow", "memory", "echo", "review", "family")
+        )
     )
     await asyncio.gather(*(finish(story) for story in stories))
 
@@ -58,6 +61,19 @@ async def test_a_kill(crew: Crew, cell: Cell) -> None:
     crew.arm(cell.point, f"kill after {cell.passes}")
     try:
         story = await Story.begin(crew, cell.kind, at_once=cell.at_once)
+        await finish(story, cell.outcomes)
+        await crew.struck(cell.point)
+    finally:
+        assert crew.disarm() == []
+
+
+@pytest.mark.claude_code
+@pytest.mark.parametrize("cell", CLAUDE_CODE[: size(3, len(CLAUDE_CODE))] * TIMES, ids=str)
+async def test_a_kill_with_claude_code(crew: Crew, cell: Cell) -> None:
+    """The same when the real Claude Code is the brain, whose process goes with the harness's."""
+    crew.arm(cell.point, f"kill after {cell.passes}")
+    try:
+        story = await Story.begin(crew, cell.kind, at_once=cell.at_once, harness="claude_code")
         await finish(story, cell.outcomes)
         await crew.struck(cell.point)
     finally:

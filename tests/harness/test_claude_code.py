@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from handmesh.session.v1.event_pb2 import (
     TurnEndReason,
 )
 from services.harness.loops.claude_code import make
-from services.harness.loops.claude_code.home import PREFIX
+from services.harness.loops.claude_code.home import PREFIX, Home
 from services.harness.loops.messages import make as make_messages
 from services.harness.ports import Ports
 from tests.drills.size import FULL
@@ -399,6 +400,15 @@ async def test_a_session_moves_between_types_at_a_turns_border(model: ScriptedMo
     await make_messages().run(log, ports(steps, hands), "test", Told())
     assert [it["role"] for it in steps.requests[-1]["messages"]] == ["user", "assistant"] * 3 + ["user"]
     assert ends(log) == ["DONE"] * 3
+
+
+async def test_what_a_killed_harness_left_is_removed_by_the_next_one(model: ScriptedModel) -> None:
+    """A directory belongs to a harness as long as that holds its lock, which nobody does who was killed."""
+    theirs, left = Home(), Home()
+    os.close(left._lock)
+    await run(model, session("hi"))
+    assert (theirs.path.exists(), left.path.exists()) == (True, False)
+    theirs.remove()
 
 
 async def test_without_a_key_nothing_is_started(model: ScriptedModel) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handmesh.session.v1.config_pb2 import SessionConfig
+from handmesh.session.v1.event_pb2 import ConfigChanged, Event
 from services.harness import core as harness
 from services.harness.core import Config, Configured, Ended, Interrupt, Message, Replied, Retry, Started, Woke
+from services.harness.loops import echo, messages, review
 from services.harness.turn import core as turn
 from services.harness.turn.state import State, fold, fold_all
 from services.harness.turn.traits import Traits
 from services.session import core as session
+from tests.support.harness_ports import MemoryLog, ScriptedModel, Told, message, ports, said
 
 NOW = 1_000.0
 ONE, OTHER = Traits("one"), Traits("other", tools=False)
@@ -65,3 +69,34 @@ def test_a_turn_with_an_answer_is_ended_by_who_began_it() -> None:
     ended = fold_all([Ended(7, "DONE", 5)], moved)
     assert turn.decide(ended, NOW, OTHER) == turn.AskModel(7)
     assert turn.decide(ended, NOW, ONE) == turn.Rest("the session is a other one now")
+
+
+async def test_each_type_builds_its_own_view_of_one_log() -> None:
+    """A session that moves from type to type and back: each answers what was said to it, and the model is told of what
+    the others have answered."""
+    log = MemoryLog(SessionConfig(), "one")
+    first, second, third = ScriptedModel(said("ONE")), ScriptedModel(said("THREE")), ScriptedModel(*[said("4")] * 3)
+    for number, (kind, model) in enumerate(
+        ((messages, first), (echo, ScriptedModel()), (messages, second), (review, third)), 1
+    ):
+        if number > 1:
+            config = SessionConfig(harness=kind.__name__.rpartition(".")[2])
+            await log.add(Event(event_id=f"move{number}", config_changed=ConfigChanged(config=config)))
+            await log.add(message(f"text {number}", f"m{number}"))
+        world = ports(model)
+        for other in (messages, echo, review):  # those whose turn it is not leave it alone
+            before, told = len(log.events), Told()
+            await other.make().run(log, world, "test", told)
+            assert (len(log.events) > before) == bool(told.epochs) == (other is kind)
+    assert [woke.harness for woke in log.only("harness_woke")] == ["messages", "echo", "messages", "review"]
+    assert log.kinds().count("turn_ended") == 4
+    told_later = [(it["role"], it["content"][0]["text"]) for it in second.requests[0]["messages"]]
+    assert told_later == [
+        ("user", "one"),
+        ("assistant", "ONE"),
+        ("user", "text 2"),
+        ("assistant", "text 2"),
+        ("user", "text 3"),
+    ]
+    assert len(third.requests) == 3 and "text 4" in third.requests[0]["messages"][0]["content"]
+    assert "text 3" not in third.requests[0]["messages"][0]["content"]

@@ -15,7 +15,7 @@ from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import calls_of, fact_of
 from services.harness.core import BlobRef, Config, Fact, ToolResult, ToolSpec
 from services.harness.mesh.tool import Asked, MeshTools
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Slice, Standing, Toolbox
 from services.kit import ids
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 
@@ -130,6 +130,17 @@ class MemoryLog:
             raise Gone("BLOB_NOT_FOUND", "no such blob", blob_id=blob_id)
         return self.blobs[blob_id] if len(self.blobs[blob_id]) <= max_bytes else None
 
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        head = len(self.events)
+        found = self.events[max(1, start) - 1 : (end or head + 1) - 1]
+        wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
+        page = (wanted[::-1] if descending else wanted)[: most or 100]
+        last = page[-1].position if page else 0
+        more = len(page) < len(wanted)
+        return Slice(page, (last if descending else last + 1) if more else 0, head)
+
     def previews(self, epoch: int) -> MemoryLog:
         return self
 
@@ -200,7 +211,7 @@ class MemoryHands:
         self.says: list[str | ServiceError] = []  # what whoever follows an execution is told, before its end
         self.followed: list[tuple[str, int]] = []  # execution and offset
 
-    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
         environment = HandSpec.FromString(spec).environment or "default"
         if environment in self.unknown:
             raise Invalid("ENVIRONMENT_UNKNOWN", "there is no such environment")

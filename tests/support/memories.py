@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
-from services.harness.ports import Memory, Standing
+from services.harness.mesh.memories import Memory
+from services.harness.ports import Standing
 from services.kit.errors import Gone
 from services.session.logs.memory import MemoryRegistry
 from services.session.logs.memory.objects import MemoryObjects

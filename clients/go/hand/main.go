@@ -20,6 +20,7 @@ import (
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -70,7 +71,8 @@ func main() {
 		link, err = credentials.NewClientTLSFromFile(*caFile, "")
 		fatal(err)
 	}
-	channel, err := grpc.NewClient(*address, grpc.WithTransportCredentials(link))
+	again := grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: pause, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second}}
+	channel, err := grpc.NewClient(*address, grpc.WithTransportCredentials(link), grpc.WithConnectParams(again))
 	fatal(err)
 	ctx := metadata.AppendToOutgoingContext(context.Background(), "authorization", "Bearer "+strings.TrimSpace(string(token)))
 	h := &hand{pb.NewSandboxServiceClient(channel), ctx, *name, *root, "go-" + rand.Text(), sync.Mutex{}, map[string]*execution{}}

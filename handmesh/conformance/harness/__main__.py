@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from handmesh.client import HandmeshError, connect, settings
-from handmesh.conformance.harness.checks import CHECKS, Check
-from handmesh.conformance.harness.subject import FailedError, Rival, Subject, Words, Worker
+from handmesh.conformance.checking import Worker, check_all
+from handmesh.conformance.harness.checks import CHECKS
+from handmesh.conformance.harness.subject import Rival, Subject, Words
 from handmesh.launcher.lock import running
 
 SECONDS = 60.0
@@ -37,37 +37,6 @@ def parser() -> argparse.ArgumentParser:
     return it
 
 
-async def check(subject: Subject, options: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Runs the checks in order; returns how many failed."""
-    failed = 0
-    for number, each in enumerate(CHECKS, 1):
-        if options.only and number not in options.only:
-            continue
-        begun = time.monotonic()
-        verdict, why = await _verdict(subject, each, options.seconds)
-        failed += verdict == "FAILED"
-        say(f"{number:2} {verdict:7} {each.says} ({time.monotonic() - begun:.1f} s){why and ': ' + why}")
-    return failed
-
-
-async def _verdict(subject: Subject, each: Check, seconds: float) -> tuple[str, str]:
-    lacking = ("--command" in each.needs and not subject.worker.can_be_killed) or (
-        "--tls" in each.needs and subject.rival is None
-    )
-    if lacking:
-        return "SKIPPED", f"needs {each.needs}"
-    try:
-        async with asyncio.timeout(seconds * (10 if "--command" in each.needs else 1)):
-            await each.run(subject)
-    except TimeoutError:
-        return "FAILED", f"what it waits for has not come in {seconds:g} s"
-    except (FailedError, HandmeshError) as problem:
-        return "FAILED", str(problem)
-    except ExceptionGroup as several:
-        return "FAILED", "; ".join(map(str, several.exceptions))
-    return "OK", ""
-
-
 async def run(options: argparse.Namespace, say: Callable[[str], None] = print) -> int:
     """Does what the command line asks for; returns the exit code. Raises HandmeshError when no mesh runs."""
     directory = options.data_dir or settings.read().data_directory
@@ -78,7 +47,7 @@ async def run(options: argparse.Namespace, say: Callable[[str], None] = print) -
         await worker.start()
         try:
             subject = Subject(client, options.type, Words(options.plain, options.call), worker, rival)
-            return min(1, await check(subject, options, say))
+            return min(1, await check_all(subject, CHECKS, options.only or (), options.seconds, say))
         finally:
             await worker.kill()
             if rival is not None:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
-import shlex
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +13,7 @@ import grpc
 
 from handmesh.client import Client, HandmeshError, Session
 from handmesh.client.errors import raised
+from handmesh.conformance.checking import Worker, expect
 from handmesh.conformance.harness.rules import breaches, kind_of
 from handmesh.session.v1 import event_pb2, session_pb2
 from handmesh.session.v1.config_pb2 import SessionConfig
@@ -24,16 +22,6 @@ from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 
 RIVAL_SECONDS = 10.0
 SANDBOX_GONE = "SANDBOX_GONE"
-
-
-class FailedError(Exception):
-    """The harness does not do what it must. The text says what was seen."""
-
-
-def expect(holds: bool, otherwise: str) -> None:
-    """Raises FailedError unless something holds."""
-    if not holds:
-        raise FailedError(otherwise)
 
 
 @dataclass(frozen=True)
@@ -47,38 +35,6 @@ class Words:
     def run(self, command: str) -> str:
         """Returns the message that makes it run a command."""
         return self.call.replace("{command}", command)
-
-
-class Worker:
-    """The harness as a process of ours. Without a command somebody else runs it, and it cannot be killed."""
-
-    def __init__(self, command: str) -> None:
-        self._command = shlex.split(command)
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        """Starts it. It connects when it can."""
-        if self._command:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL, process_group=0
-            )
-
-    @property
-    def can_be_killed(self) -> bool:
-        """Whether it is ours."""
-        return bool(self._command)
-
-    async def kill(self) -> None:
-        """Kills it, and whatever it has started, with SIGKILL."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
-            self._process = None
-
-    def lives(self) -> bool:
-        """Whether it has not ended by itself."""
-        return self._process is None or self._process.returncode is None
 
 
 class Rival:

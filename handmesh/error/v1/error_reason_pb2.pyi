@@ -274,6 +274,24 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events only. A server said the credential that it had been sent. It was
     taken out of the answer, but the server is careless, or worse.
     """
+    ERROR_REASON_HAND_TRANSFERRED: _ErrorReason.ValueType  # 120
+    """`FAILED_PRECONDITION`. The hand went to another owner, or is on its way.
+    Metadata: `session_id`, empty when it stands outside of sessions.
+    """
+    ERROR_REASON_HAND_NAME_TAKEN: _ErrorReason.ValueType  # 121
+    """`ALREADY_EXISTS`. There is a hand or a server of that name already.
+    Metadata: `hand`.
+    """
+    ERROR_REASON_HAND_TAKEN: _ErrorReason.ValueType  # 122
+    """`FAILED_PRECONDITION`. The standing hand is another session's now. Metadata:
+    `session_id`.
+    """
+    ERROR_REASON_HAND_UNKNOWN: _ErrorReason.ValueType  # 123
+    """`NOT_FOUND`. There is no standing hand of that name. Metadata: `hand`."""
+    ERROR_REASON_HAND_READ_ONLY: _ErrorReason.ValueType  # 124
+    """`PERMISSION_DENIED`. The hand is only shared with the session: it may use no
+    tool that may change something. Metadata: `name`.
+    """
     ERROR_REASON_HAND_TOKEN_NOT_FOUND: _ErrorReason.ValueType  # 140
     """`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""
     ERROR_REASON_HAND_NAME_DENIED: _ErrorReason.ValueType  # 141
@@ -567,6 +585,24 @@ takes.
 ERROR_REASON_CREDENTIAL_REFLECTED: ErrorReason.ValueType  # 83
 """In events only. A server said the credential that it had been sent. It was
 taken out of the answer, but the server is careless, or worse.
+"""
+ERROR_REASON_HAND_TRANSFERRED: ErrorReason.ValueType  # 120
+"""`FAILED_PRECONDITION`. The hand went to another owner, or is on its way.
+Metadata: `session_id`, empty when it stands outside of sessions.
+"""
+ERROR_REASON_HAND_NAME_TAKEN: ErrorReason.ValueType  # 121
+"""`ALREADY_EXISTS`. There is a hand or a server of that name already.
+Metadata: `hand`.
+"""
+ERROR_REASON_HAND_TAKEN: ErrorReason.ValueType  # 122
+"""`FAILED_PRECONDITION`. The standing hand is another session's now. Metadata:
+`session_id`.
+"""
+ERROR_REASON_HAND_UNKNOWN: ErrorReason.ValueType  # 123
+"""`NOT_FOUND`. There is no standing hand of that name. Metadata: `hand`."""
+ERROR_REASON_HAND_READ_ONLY: ErrorReason.ValueType  # 124
+"""`PERMISSION_DENIED`. The hand is only shared with the session: it may use no
+tool that may change something. Metadata: `name`.
 """
 ERROR_REASON_HAND_TOKEN_NOT_FOUND: ErrorReason.ValueType  # 140
 """`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""

@@ -119,8 +119,8 @@ class Event(message.Message):
     position: builtins.int
     """1 for the first event of a session, then one more for each. Set by the log."""
     emitter: builtins.str
-    """Who emitted it, as the log knows it: `client`, `harness`, `session` or
-    `vault_proxy`. Set by the log.
+    """Who emitted it, as the log knows it: `client`, `harness`, `session`,
+    `sandbox` or `vault_proxy`. Set by the log.
     """
     epoch: builtins.int
     """The epoch under which a harness emitted it: the position of its
@@ -1268,7 +1268,7 @@ class HandTransferred(message.Message):
     sandbox_id: builtins.str
     """The sandbox."""
     to_session_id: builtins.str
-    """The session that gets it."""
+    """The session that gets it. A hand that gets none is detached instead."""
     generation: builtins.int
     """The generation that it leaves."""
     def __init__(

@@ -9,7 +9,8 @@ import grpc
 
 from handmesh.session.v1 import memory_pb2 as pb
 from handmesh.session.v1.memory_pb2_grpc import MemoryServiceStub
-from services.harness.ports import Memory, Standing
+from services.harness.mesh.memories import Memory
+from services.harness.ports import Standing
 from services.kit.channels import raised
 from services.kit.errors import Gone
 from services.kit.grants import GRANT_KEY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -26,6 +26,14 @@ class MeshCalls:
     def offered(self, config: Config) -> list[ToolSpec]:
         """Returns the tools that a session with this configuration has."""
         return [spec for spec, _ in self._tools(config)]
+
+    def described(self, specs: Sequence[ToolSpec], config: Config) -> list[ToolSpec]:
+        """Returns tools as a model knows them that is not told of the API's own: with description and schema.
+
+        One that nobody here can describe is left out.
+        """
+        own = {spec.name: replace(spec, type="") for spec in self.offered(config)}
+        return [own.get(spec.name, spec) if spec.type else spec for spec in specs if not spec.type or spec.name in own]
 
     def _tools(self, config: Config) -> Iterator[tuple[ToolSpec, MeshTools]]:
         seen: set[str] = set()

@@ -16,9 +16,9 @@ from typing import Any
 
 from services.harness.core import Config, ToolResult, ToolSpec
 from services.harness.mesh import memory_texts as texts
+from services.harness.mesh.memories import Memories, Memory
 from services.harness.mesh.memory_paths import ROOT, Place, Wrong, placed, request_of, shown, writable
 from services.harness.mesh.tool import Asked
-from services.harness.ports import Memories, Memory
 from services.kit.errors import Conflict, Denied, Full, Gone, Invalid
 
 NAME = "memory"

@@ -27,6 +27,7 @@ from services.harness.loops.claude_code.conversation import (
 )
 from services.harness.loops.claude_code.home import Home
 from services.harness.loops.claude_code.transcript import beginning
+from services.harness.mesh.calls import MeshCalls
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.harness.turn import lately
 from services.harness.turn.policies import routes_of
@@ -74,6 +75,7 @@ class ClaudeCode:
         self._place = place
         self._journal = journal
         self._state = state
+        self._mesh = MeshCalls(ports.mesh)
         self._replies = Replies(journal, ports, state, TRAITS)
         self._process: _Process | None = None
 
@@ -115,7 +117,7 @@ class ClaudeCode:
         process = self._process
         if process is None or results is None or not process.waits_for(results):
             await self.rest()
-            self._process = process = _Process(self._place)
+            self._process = process = _Process(self._place, self._mesh)
             await process.begin(state, model, blobs, self._journal.log.session_id)
         else:
             process.give(results)
@@ -126,8 +128,9 @@ class ClaudeCode:
 class _Process:
     """One process with its directory and its slot."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, mesh: MeshCalls) -> None:
         self._place = place
+        self._mesh = mesh
         self._making: asyncio.Task[tuple[Running, list[Block]]] | None = None
         self._running: Running | None = None
         self._home: Home | None = None
@@ -163,7 +166,8 @@ class _Process:
         environment = command.environment(
             home.path, key, self._place.base_url, state.config.max_output_tokens, not begun.prompt
         )
-        return Running(Process(argv, environment, home.work), _tools(state)), begun.prompt
+        tools = self._mesh.described(_tools(state), state.config)
+        return Running(Process(argv, environment, home.work), tools), begun.prompt
 
     def waits_for(self, results: Mapping[str, object]) -> bool:
         """Tells whether these are the results that it waits for."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.harness.core import Config, DoorRefused, Offered, Replied, Said
+from services.harness.core import Config, DoorRefused, HandNews, Offered, Replied, Said
 from services.harness.turn.state import Link, Plainness, State
 
 Block = dict[str, Any]
@@ -55,7 +55,7 @@ class Told:
     border: int
     asked: tuple[str, ...]
     texts: tuple[Block, ...]
-    refusals: tuple[DoorRefused, ...]
+    refusals: tuple[DoorRefused | HandNews, ...]
     count: int  # of the messages up to there
     messages: tuple[Spelled, ...] = ()
     head: Head | None = None

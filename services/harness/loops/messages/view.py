@@ -19,7 +19,18 @@ from typing import Any
 
 from services.harness import images
 from services.harness.blocks import REFERENCE, text_block
-from services.harness.core import CallFinished, DoorRefused, Message, Replied, Said, ToolResult
+from services.harness.core import (
+    Attached,
+    CallFinished,
+    Detached,
+    DoorRefused,
+    HandNews,
+    Message,
+    Replied,
+    Said,
+    ToolResult,
+    Transferred,
+)
 from services.harness.loops.messages import plain, refusals
 from services.harness.loops.messages.told import Block, Head, Spelled, Told, cause, conversation, read_by, since
 from services.harness.turn.policies import routes_of
@@ -113,7 +124,7 @@ class _Telling:
         self._renditions = {key: self._whole_blocks(content) for key, content in state.renditions.items()}
         self._asked = told.asked if told else ()  # ids of the last reply's calls, in its order
         self._results: dict[str, tuple[ToolResult, int]] = {}
-        self._refusals: list[DoorRefused] = list(told.refusals) if told else []
+        self._refusals: list[DoorRefused | HandNews] = list(told.refusals) if told else []
         self._texts: list[Block] = list(told.texts) if told else []
         self._border = told.border if told else 0  # messages of turns that have ended
 
@@ -138,7 +149,7 @@ class _Telling:
                 self._texts += self._degraded(self._whole_blocks(content), position) or [text_block("(empty message)")]
             case CallFinished(id=id, result=result, position=position):
                 self._results[id] = result, position
-            case DoorRefused():
+            case DoorRefused() | Attached() | Transferred() | Detached():
                 self._refusals.append(fact)
             case Replied():
                 self.tell()
@@ -146,12 +157,12 @@ class _Telling:
                 self._replied(fact)
 
     def tell(self) -> None:
-        """Ends the user's message. What doors refused is no reason for one: it waits for the next."""
+        """Ends the user's message. What doors refused, or became of hands, is no reason for one: it waits."""
         results, texts = [self._result(id) for id in self._asked], self._texts
         self._asked, self._results, self._texts = (), {}, []
         refused: list[Block] = []
         if self._refusals and (results or texts):
-            refused = self._degraded([refusals.told(self._refusals)], self._refusals[-1].position)
+            refused = self._degraded(refusals.told(self._refusals), self._refusals[-1].position)
             self._refusals = []
         if blocks := results + refused + texts:
             self.said.append({"role": "user", "content": blocks})

@@ -57,7 +57,9 @@ class Bare:
             raise Refused("ISOLATION_UNAVAILABLE", "a hand that dials out has no doors", backend="remote")
         return Doors({}, "")
 
-    async def outfit(self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None) -> None:
+    async def outfit(
+        self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None, generation: int = 0
+    ) -> None:
         """See `Hand.outfit`: there are no doors to tell of."""
         self._record(sandbox_id)
 

@@ -96,25 +96,40 @@ class Executions:
     def all(self) -> tuple[ExecutionInfo, ...]:
         """Lists all, oldest first."""
         return tuple(
-            ExecutionInfo(each.execution_id, each.name, each.start_time, each.outcome) for each in self._known.values()
+            ExecutionInfo(each.execution_id, each.name, each.start_time, each.outcome, each.generation)
+            for each in self._known.values()
         )
 
-    def admit(self, epoch: int) -> None:
-        """Takes note of an epoch. Raises Conflict (`EPOCH_STALE`) for a lower one; 0 is not fenced."""
+    def fence(self, generation: int) -> None:
+        """Lets nothing begin any more under a lower generation. Epochs begin anew with each."""
+        if generation > self._generation:
+            self._generation, self._epochs = generation, {}
+            self._note({"fence": generation})
+
+    def admit(self, epoch: int, generation: int = 0) -> bool:
+        """Takes note of an epoch. False for one of an owner of before, whose epochs do not count.
+
+        Raises Conflict (`EPOCH_STALE`) for a lower one; 0 is not fenced.
+        """
+        self.fence(generation)
+        if 0 < generation < self._generation:
+            return False
         highest = self._epochs.get(self._generation, 0)
         if epoch and epoch < highest:
             raise Conflict("EPOCH_STALE", "a newer harness owns the session", epoch=highest)
         if epoch > highest:
             self._epochs = {self._generation: epoch}
             self._note({"epoch": epoch})
+        return True
 
     def begin(self, order: Order, now: float) -> tuple[Execution, bool]:
         """Returns the execution of an order, and whether it is new. It is kept by `assign`.
 
-        Raises Exists (`EXECUTION_ID_REUSED`), Conflict (`EPOCH_STALE`), Gone (`EXECUTION_UNKNOWN`).
+        Raises Exists (`EXECUTION_ID_REUSED`), Conflict (`EPOCH_STALE`, `GENERATION_CONFLICT`), Gone
+        (`EXECUTION_UNKNOWN`).
         """
         id = order.execution_id
-        self.admit(order.epoch)
+        mine = self.admit(order.epoch, order.generation)
         if id in self._forgotten:
             raise Gone("EXECUTION_UNKNOWN", "its result is not kept any more; it is not run again", execution_id=id)
         known = self._known.get(id)
@@ -122,8 +137,11 @@ class Executions:
             if known.digest and known.digest != order.digest:
                 raise Exists("EXECUTION_ID_REUSED", "the id stands for another tool or input", execution_id=id)
             return known, False
+        if not mine:
+            text = "another session owns the sandbox"
+            raise Conflict("GENERATION_CONFLICT", text, generation=self._generation)
         made = self._made(id, order.name, order.digest, now, order.seconds)
-        made.order = order
+        made.order, made.generation = order, order.generation
         return made, True
 
     def _made(self, id: str, name: str, digest: str, now: float, seconds: float) -> Execution:
@@ -259,7 +277,8 @@ class Executions:
         self._journal_bytes += len(data)
 
     def _rewrite(self) -> None:
-        lines: list[dict[str, Any]] = [{"epoch": epoch} for epoch in self._epochs.values()]
+        lines: list[dict[str, Any]] = [{"fence": self._generation}]
+        lines += [{"epoch": epoch} for epoch in self._epochs.values()]
         lines += [{"id": id, "forgotten": True} for id in self._forgotten]
         lines += map(_line, self._known.values())
         new = self._folder / f"{JOURNAL}.new"
@@ -287,6 +306,9 @@ class Executions:
         self._kept_bytes = sum(each.size for each in self._known.values())
 
     def _apply(self, line: dict[str, Any]) -> None:
+        if "fence" in line:
+            self._generation, self._epochs = line["fence"], {}
+            return
         if "epoch" in line:
             self._epochs = {self._generation: line["epoch"]}
             return
@@ -306,7 +328,7 @@ def _execution(sandbox_id: str, line: dict[str, Any]) -> Execution:
     given, epoch = line.pop("input", None), line.pop("epoch_of", 0)
     order = None
     if not outcome:
-        order = Order(id, line["name"], given, line["digest"], line["seconds"], epoch)
+        order = Order(id, line["name"], given, line["digest"], line["seconds"], epoch, line.get("generation", 0))
     return Execution(sandbox_id, id, order=order, outcome=Outcome(outcome) if outcome else None, **line)
 
 
@@ -321,6 +343,7 @@ def _line(execution: Execution) -> dict[str, Any]:
         "start_time": execution.start_time,
         "seconds": execution.seconds,
         "worker": execution.worker,
+        "generation": execution.generation,
         "cancelled": execution.cancelled,
         "outcome": execution.outcome.name if execution.outcome is not None else "",
         "said": execution.said,

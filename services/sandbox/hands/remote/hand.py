@@ -154,6 +154,15 @@ class RemoteHand(Bare):
         self._known[record.sandbox_id] = record
         return record.info
 
+    async def relabel(self, sandbox_id: str, before: Labels, after: Labels) -> SandboxInfo:
+        """See `Hand.relabel`."""
+        changed = self._known[sandbox_id] = self._records.relabel(self._record(sandbox_id), before, after)
+        return changed.info
+
+    async def fence(self, sandbox_id: str, generation: int) -> None:
+        """See `Hand.fence`. Workers know nothing of it: they are sent what may run."""
+        self._book(self._record(sandbox_id)).fence(generation)
+
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """See `Hand.start`."""
         return self._start(self._record(sandbox_id), order)[1]
@@ -217,12 +226,12 @@ class RemoteHand(Bare):
                 await changed.wait()
         yield await self._ended(record, execution)
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0, generation: int = 0) -> None:
         """See `Hand.cancel`."""
         self._adopt()
         record = self._record(sandbox_id)
         book = self._book(record)
-        book.admit(epoch)
+        book.admit(epoch, generation)
         known = book.get(execution_id)
         if known is not None and known.cancelled:
             return
@@ -333,4 +342,4 @@ def _labels(said: Registration | None) -> Mapping[str, str]:
 
 
 def _owner(labels: Labels) -> tuple[str, str, str]:
-    return labels.environment, labels.session_id, labels.tenant
+    return labels.environment, "" if labels.standing else labels.session_id, labels.tenant
