@@ -23,6 +23,7 @@ Examples:
   handmesh run "compare them" --hand a=default --hand b=docker
   handmesh run "list the files" --harness claude_code    another kind of brain
   handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
+  handmesh run "ask three others" --children 3           it may start three sessions
   handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
 
 \b
@@ -56,6 +57,15 @@ def run(
     harness: Annotated[
         str, typer.Option(metavar="TYPE", help="The harness type, such as claude_code. Default: messages.")
     ] = "",
+    tool: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A tool of the mesh's own, see docs/tools.md; repeatable.")
+    ] = None,
+    children: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many sessions it may start; gives it the tools to do so.")
+    ] = 0,
+    child_depth: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many levels of sessions may be below it. Default: 1.")
+    ] = 0,
     timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -77,6 +87,9 @@ def run(
             label or (),
             budget or (),
             harness,
+            tool or (),
+            children,
+            child_depth,
         )
         text = text_of(task)
         from handmesh.client import connect
