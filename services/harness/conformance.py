@@ -331,12 +331,12 @@ async def check_12_it_keeps_to_a_budget(stand: Stand) -> None:
 async def check_13_it_says_when_the_model_fails(stand: Stand) -> None:
     """What cannot help is not tried again: the log has the reason, and the turn ends as failed."""
     world = stand.world()
-    world.turns = lambda told, times: ModelFailure("MODEL_KEY_INVALID", "no such key", retryable=False)
+    world.turns = lambda told, times: ModelFailure("MODEL_KEY_REFUSED", "no such key", retryable=False)
     await settle(stand, world)
     if not world.asked:
         raise NotAsked("it asks no model")
     assert ends(world.log) == ["FAILED"] and len(world.asked) == 1
-    assert [it.reason for it in world.log.only("error_raised")] == ["MODEL_KEY_INVALID"]
+    assert [it.reason for it in world.log.only("error_raised")] == ["MODEL_KEY_REFUSED"]
 
 
 async def check_14_it_tries_a_model_again(stand: Stand) -> None:
