@@ -29,7 +29,7 @@ from handmesh.session.v1.event_pb2 import (
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import calls_of, fact_of
 from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Slice, Standing, Toolbox
 from services.kit.errors import Conflict, Gone, Invalid, Refused
 
 SESSION = "sess_" + "0" * 26
@@ -236,6 +236,17 @@ class RehearsedLog:
         data = self._log.blobs[blob_id]
         return data if len(data) <= max_bytes else None
 
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        whole = self._log.events
+        found = whole[max(1, start) - 1 : (end or len(whole) + 1) - 1]
+        wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
+        page = (wanted[::-1] if descending else wanted)[: most or 100]
+        last = page[-1].position if page else 0
+        more = len(page) < len(wanted)
+        return Slice(page, (last if descending else last + 1) if more else 0, len(whole))
+
     def previews(self, epoch: int) -> RehearsedLog:
         return self
 
@@ -297,7 +308,7 @@ class RehearsedHands:
     world: World
     life: Life
 
-    async def tools(self, spec: bytes, under: Standing) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
         return await self.life.call(self._tools)
 
     async def _tools(self) -> Toolbox:

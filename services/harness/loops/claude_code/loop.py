@@ -26,6 +26,7 @@ from services.harness.loops.claude_code.conversation import (
     result_blocks,
     said,
 )
+from services.harness.loops.claude_code.failures import ended
 from services.harness.loops.claude_code.home import Home
 from services.harness.loops.claude_code.slots import Slots
 from services.harness.loops.claude_code.transcript import beginning
@@ -123,7 +124,7 @@ class ClaudeCode:
             await process.begin(state, model, blobs, self._journal.log.session_id)
         else:
             process.give(results)
-        failpoints.hit("harness.model_asked")
+        failpoints.hit("harness.model_asked", ended)
         return await process.answer(show)
 
 
