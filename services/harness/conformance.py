@@ -78,12 +78,13 @@ class Stand:
 def stand_of(place: str) -> Stand:
     """Returns the stand of the type in a module.
 
-    One that needs more than its ports has a module `rehearsed` beside it, with `stand() -> Stand`. Raises NotAvailable.
+    A package that needs more than its ports has a module `rehearsed` in it, with `stand() -> Stand`. Raises
+    NotAvailable.
     """
-    if importlib.util.find_spec(f"{place}.rehearsed") is not None:
+    module = importlib.import_module(place)
+    if hasattr(module, "__path__") and importlib.util.find_spec(f"{place}.rehearsed") is not None:
         made: Stand = importlib.import_module(f"{place}.rehearsed").stand()
         return made
-    module = importlib.import_module(place)
     traits = getattr(module, "TRAITS", Traits(place.rpartition(".")[2]))
     return Stand(traits.name, lambda ports: nullcontext(module.make(None)), traits.tools)
 
