@@ -23,6 +23,7 @@ Examples:
   handmesh run "compare them" --hand a=default --hand b=docker
   handmesh run "list the files" --harness claude_code    another kind of brain; see: handmesh harness types
   handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
+  handmesh run "ask three others" --children 3           it may start three sessions
   handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
 
 \b
@@ -56,6 +57,15 @@ def run(
     budget: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="A limit: tokens=50000, cost=2.50, ...; repeatable.")
     ] = None,
+    tool: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A tool of the mesh's own, see docs/tools.md; repeatable.")
+    ] = None,
+    children: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many sessions it may start; gives it the tools to do so.")
+    ] = 0,
+    child_depth: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many levels of sessions may be below it. Default: 1.")
+    ] = 0,
     timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -66,7 +76,7 @@ def run(
         from handmesh.cli.arguments import RunOptions, text_of
 
         rest = (hand or (), no_hands, mcp or (), vault or (), label or (), budget or ())
-        options = RunOptions(model, system, title, environment, *rest, harness=harness)
+        options = RunOptions(model, system, title, environment, *rest, harness, tool or (), children, child_depth)
         text = text_of(task)
         from handmesh.client import connect
 
