@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,9 @@ class Ground:
     harness: Any
     failpoints: Path
 
-    async def brain(self, tenant_key: str = "", **hands: HandSpec) -> Brain:
-        """Makes a session and takes it up."""
-        config = SessionConfig(hands=hands, no_hands=not hands)
+    async def brain(self, tenant_key: str = "", to: Sequence[str] = (), **hands: HandSpec) -> Brain:
+        """Makes a session and takes it up. Its harness may hand over to those sessions."""
+        config = SessionConfig(hands=hands, no_hands=not hands, hand_over_to=to)
         if tenant_key:
             answer = await self.session.other.CreateSession(_create(config))
             session_id = str(answer.session.session_id)

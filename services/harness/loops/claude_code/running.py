@@ -141,20 +141,6 @@ class Running:
         return self._results.setdefault(id, asyncio.get_running_loop().create_future())
 
 
-def can_give(blocks: Sequence[Block], is_error: bool) -> bool:
-    """Tells whether a result reaches the model as it is through MCP and Claude Code, which knows fewer kinds."""
-    kinds = [block.get("type") for block in blocks]
-    if is_error:
-        return kinds == ["text"]
-    return all(
-        kind == "text" or (kind == "image" and _is_base64(block)) for kind, block in zip(kinds, blocks, strict=True)
-    )
-
-
-def _is_base64(block: Block) -> bool:
-    return isinstance(block.get("source"), dict) and block["source"].get("type") == "base64"
-
-
 def _contents(blocks: Sequence[Block]) -> list[types.ContentBlock]:
     return [
         types.TextContent(type="text", text=block["text"])
