@@ -239,13 +239,12 @@ class RehearsedLog:
     async def read(
         self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
     ) -> Slice:
-        whole = self._log.events
-        found = whole[max(1, start) - 1 : (end or len(whole) + 1) - 1]
+        head = len(self._log.events)
+        found = self._log.events[max(1, start) - 1 : (end or head + 1) - 1]
         wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
         page = (wanted[::-1] if descending else wanted)[: most or 100]
         last = page[-1].position if page else 0
-        more = len(page) < len(wanted)
-        return Slice(page, (last if descending else last + 1) if more else 0, len(whole))
+        return Slice(page, (last if descending else last + 1) if len(page) < len(wanted) else 0, head)
 
     def previews(self, epoch: int) -> RehearsedLog:
         return self
@@ -353,6 +352,12 @@ class RehearsedHands:
 
     async def follow(self, sandbox_id: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
         yield "whole", 5
+
+    async def extend(self, sandbox_id: str, path: str, piece: bytes, offset: int, under: Standing) -> None:
+        self._check(under)
+
+    async def end_of(self, sandbox_id: str, path: str, most: int) -> tuple[int, bytes]:
+        return 0, b""
 
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         async def cancel() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from handmesh.sandbox.v1.sandbox_pb2 import GitRepository
+from handmesh.sandbox.v1.sandbox_pb2 import GitRepository, LogView
 from handmesh.session.v1.config_pb2 import (
     Budgets,
     CustomTool,
@@ -129,6 +129,15 @@ def _check_hands(config: SessionConfig) -> None:
         for at, resource in enumerate(hand.resources):
             if resource.WhichOneof("source") == "git_repository":
                 _check_repository(f"hands[{name}].resources[{at}].git_repository", resource.git_repository)
+            if resource.WhichOneof("source") == "log_view":
+                _check_log_view(f"hands[{name}].resources[{at}].log_view", resource.log_view)
+
+
+def _check_log_view(field: str, view: LogView) -> None:
+    if view.json_lines or view.offset:
+        _refuse(field, "is filled by the harness")
+    if view.start_position < 0:
+        _refuse(f"{field}.start_position", "must not be negative")
 
 
 def _check_repository(field: str, repository: GitRepository) -> None:

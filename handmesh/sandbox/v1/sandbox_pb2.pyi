@@ -317,8 +317,8 @@ class LogView(message.Message):
     comes piece by piece.
     """
     start_position: builtins.int
-    """Position of the first event in the file, inclusive. 0 means the log's
-    first.
+    """In a session's configuration: position of the first event that the file may
+    hold, inclusive. 0 means the log's first.
     """
     offset: builtins.int
     """Puts `json_lines` behind so many bytes, which have to be what the file has.
