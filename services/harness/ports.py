@@ -198,6 +198,15 @@ class Hands(Protocol):
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         """Kills an execution, or makes sure that it never starts."""
 
+    async def extend(self, sandbox_id: str, path: str, piece: bytes, offset: int, under: Standing) -> None:
+        """Puts a piece of at most 1 MiB behind so many bytes of a file that tools may read; 0 replaces the file.
+
+        Raises Invalid (`RESOURCE_INVALID`) when that is not all that the file has.
+        """
+
+    async def end_of(self, sandbox_id: str, path: str, most: int) -> tuple[int, bytes]:
+        """Returns how many bytes a file has, and the last of them; of a file that is not there, none."""
+
 
 class Servers(Protocol):
     """MCP servers behind the vault proxy. `grant` says whose; errors are ServiceErrors."""

@@ -29,7 +29,7 @@ from handmesh.session.v1.event_pb2 import (
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import calls_of, fact_of
 from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Slice, Standing, Toolbox
 from services.kit.errors import Conflict, Gone, Invalid, Refused
 
 SESSION = "sess_" + "0" * 26
@@ -236,6 +236,16 @@ class RehearsedLog:
         data = self._log.blobs[blob_id]
         return data if len(data) <= max_bytes else None
 
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        head = len(self._log.events)
+        found = self._log.events[max(1, start) - 1 : (end or head + 1) - 1]
+        wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
+        page = (wanted[::-1] if descending else wanted)[: most or 100]
+        last = page[-1].position if page else 0
+        return Slice(page, (last if descending else last + 1) if len(page) < len(wanted) else 0, head)
+
     def previews(self, epoch: int) -> RehearsedLog:
         return self
 
@@ -297,7 +307,7 @@ class RehearsedHands:
     world: World
     life: Life
 
-    async def tools(self, spec: bytes) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
         return await self.life.call(self._tools)
 
     async def _tools(self) -> Toolbox:
@@ -342,6 +352,12 @@ class RehearsedHands:
 
     async def follow(self, sandbox_id: str, execution_id: str, offset: int) -> AsyncGenerator[tuple[str, int], None]:
         yield "whole", 5
+
+    async def extend(self, sandbox_id: str, path: str, piece: bytes, offset: int, under: Standing) -> None:
+        self._check(under)
+
+    async def end_of(self, sandbox_id: str, path: str, most: int) -> tuple[int, bytes]:
+        return 0, b""
 
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         async def cancel() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from handmesh.sandbox.v1.sandbox_pb2 import LogView
 from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.config_pb2 import (
@@ -115,6 +116,12 @@ BAD_CONFIGS: list[tuple[str, Callable[[SessionConfig], Any]]] = [
         lambda c: c.memory_stores.add(memory_store_id=STORE, name="notes", description="x" * 1_025),
     ),
     ("mesh_tools", lambda c: c.mesh_tools.append("Session Events")),
+    ("hands[main].resources[0].log_view", lambda c: c.hands["main"].resources.add(log_view=LogView(json_lines=b"{}"))),
+    ("hands[main].resources[0].log_view", lambda c: c.hands["main"].resources.add(log_view=LogView(offset=1))),
+    (
+        "hands[main].resources[0].log_view.start_position",
+        lambda c: c.hands["main"].resources.add(log_view=LogView(start_position=-1)),
+    ),
     ("mesh_tools", lambda c: c.mesh_tools.extend(["session_events", "session_events"])),
     ("child_limits.max_depth", lambda c: setattr(c.child_limits, "max_depth", -1)),
     ("child_limits.budgets.max_turns", lambda c: setattr(c.child_limits.budgets, "max_turns", -1)),

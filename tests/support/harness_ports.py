@@ -208,6 +208,9 @@ class MemoryHands:
         self.slow: dict[str, asyncio.Event] = {}  # hands that are not made before the event
         self.asked: list[str] = []  # hands, in the order in which they were to be made
         self.ran: list[tuple[str, str]] = []  # sandbox and tool, likewise
+        self.files: dict[tuple[str, str], bytes] = {}  # by sandbox and path
+        self.puts: list[tuple[int, int]] = []  # offsets and sizes of what files were extended with
+        self.put_refusal: ServiceError | None = None
         self.says: list[str | ServiceError] = []  # what whoever follows an execution is told, before its end
         self.followed: list[tuple[str, int]] = []  # execution and offset
 
@@ -252,6 +255,19 @@ class MemoryHands:
             offset += len(said.encode())
             yield said, offset
         await asyncio.shield(self.executions[execution_id])
+
+    async def extend(self, sandbox_id: str, path: str, piece: bytes, offset: int, under: Standing) -> None:
+        if self.put_refusal is not None:
+            raise self.put_refusal
+        there = self.files.get((sandbox_id, path), b"")
+        if offset not in (0, len(there)):
+            raise Invalid("RESOURCE_INVALID", f"the file has {len(there)} bytes")
+        self.files[sandbox_id, path] = there[:offset] + piece
+        self.puts.append((offset, len(piece)))
+
+    async def end_of(self, sandbox_id: str, path: str, most: int) -> tuple[int, bytes]:
+        there = self.files.get((sandbox_id, path), b"")
+        return len(there), there[-most:]
 
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         self.cancelled.append(execution_id)

@@ -19,6 +19,7 @@ from services.kit.grants import GRANT_KEY
 LOOK_UP_SECONDS = 10.0
 PROVISION_SECONDS = 300.0
 CANCEL_SECONDS = 10.0
+PUT_SECONDS = 30.0
 RELEASE_SECONDS = 30.0
 DESCRIPTION_CHARACTERS = 1_000  # that the sandbox service takes
 UNAVAILABLE = "SANDBOX_UNAVAILABLE"
@@ -113,6 +114,34 @@ class RemoteHands:
                     yield said.chunk, said.next_offset
         except grpc.aio.AioRpcError as error:
             raise raised(error, UNAVAILABLE) from None
+
+    async def extend(self, sandbox_id: str, path: str, piece: bytes, offset: int, under: Standing) -> None:
+        """Puts a piece of the log behind what a file has."""
+        view = pb.Resource(mount_path=path, log_view=pb.LogView(json_lines=piece, offset=offset))
+        request = pb.PutResourcesRequest(sandbox_id=sandbox_id, resources=[view], epoch=under.epoch)
+        try:
+            await self._stub.PutResources(request, metadata=_shown(under), timeout=PUT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error, UNAVAILABLE) from None
+
+    async def end_of(self, sandbox_id: str, path: str, most: int) -> tuple[int, bytes]:
+        """Returns a file's size and its end."""
+        end = bytearray()
+        try:
+            listed = await self._stub.ListFiles(
+                pb.ListFilesRequest(sandbox_id=sandbox_id, path=path), timeout=LOOK_UP_SECONDS
+            )
+            size = next((file.size for file in listed.files if file.path == path), 0)
+            if size:
+                wanted = pb.ReadFileRequest(sandbox_id=sandbox_id, path=path, offset=max(0, size - most))
+                async for answer in self._stub.ReadFile(wanted, timeout=PUT_SECONDS):
+                    end += answer.chunk
+        except grpc.aio.AioRpcError as error:
+            problem = raised(error, UNAVAILABLE)
+            if problem.reason != "FILE_NOT_FOUND":
+                raise problem from None
+            return 0, b""
+        return size, bytes(end[:most])
 
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         """Kills an execution."""

@@ -19,6 +19,7 @@ from services.harness.mesh.tool import NotYet
 from services.harness.ports import Ports, Sandbox, Toolbox
 from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.core import Action, LookUpTools, Rest, RunCall, RunCalls
+from services.harness.turn.log_views import LogViews
 from services.harness.turn.offers import offered, reading
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import route_of, routes_of
@@ -41,6 +42,7 @@ class Calls:
         self._journal = journal
         self._ports = ports
         self._mesh = MeshCalls(ports.mesh)
+        self._views = LogViews(journal.log, ports.hands)
         self._state = state
         self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
@@ -184,6 +186,8 @@ class Calls:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
+        if run.sandbox_id:
+            await self._refresh_log(run.hand, run.sandbox_id)
         head = self._state().head  # what comes while it runs may be what it waits for
         try:
             result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
@@ -196,6 +200,11 @@ class Calls:
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
         failpoints.hit("harness.result_stored")
+
+    async def _refresh_log(self, hand: str, sandbox_id: str) -> None:
+        config, under = self._state().config, self._journal.standing
+        if (problem := await self._views.refresh(config, hand, sandbox_id, under)) is not None:
+            await self._journal.say(self._raised("hand", f"log-{hand}", problem))
 
     async def _shown(self, run: RunCall) -> ToolResult:
         showing = asyncio.create_task(show(self._journal, run.call.id, self._following(run)), name="show")
