@@ -26,6 +26,7 @@ from services.harness.loops.claude_code.conversation import (
     result_blocks,
     said,
 )
+from services.harness.loops.claude_code.failures import ended
 from services.harness.loops.claude_code.home import Home
 from services.harness.loops.claude_code.slots import Slots
 from services.harness.loops.claude_code.transcript import beginning
@@ -80,16 +81,22 @@ class ClaudeCode:
         self._mesh = MeshCalls(ports.mesh)
         self._replies = Replies(journal, ports, state, TRAITS)
         self._process: _Process | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     def prepare(self) -> None:
-        """Loads the model's library."""
-        self._replies.prepare()
+        """Loads the SDK, and what knows the newest model if the session names none."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(asyncio.to_thread(_load), name="load the SDK")
+        if not self._state().config.model:
+            self._replies.prepare()
 
     async def answer(self) -> None:
         """Has Claude Code answer, and says what it did, or that it did not."""
-        newest = await self._replies.newest()
+        model = self._state().config.model
+        if not model:
+            self._replies.prepare()
+            model = await self._replies.newest()
         state = self._state()
-        model = state.config.model or newest
         if not await self._replies.afford(model):
             return
         blobs = await self._journal.shelf.opened(said(state), state.renditions.values())
@@ -113,6 +120,8 @@ class ClaudeCode:
         """Stops the loading, and ends the process."""
         await self.rest()
         await self._replies.close()
+        if self._loading is not None:
+            await asyncio.wait({self._loading})  # a thread goes to its end
 
     async def _answered(self, state: State, model: str, blobs: Blobs, show: Show) -> Answer:
         results = _results(state, blobs)
@@ -123,7 +132,7 @@ class ClaudeCode:
             await process.begin(state, model, blobs, self._journal.log.session_id)
         else:
             process.give(results)
-        failpoints.hit("harness.model_asked")
+        failpoints.hit("harness.model_asked", ended)
         return await process.answer(show)
 
 
@@ -205,6 +214,10 @@ class _Process:
             if self._home is not None:
                 await asyncio.to_thread(self._home.remove)
             self._place.slots.leave(self)
+
+
+def _load() -> None:
+    import services.harness.loops.claude_code.running  # noqa: F401
 
 
 def _tools(state: State) -> list[ToolSpec]:
