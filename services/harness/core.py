@@ -89,6 +89,7 @@ class Config:
     policies: tuple[Policy, ...] = ()
     max_output_tokens: int = 0
     budgets: Budgets = NO_BUDGETS
+    context_policy: str = ""  # JSON text, for the harness type; empty is its default
 
 
 # --- what happened ---
@@ -151,6 +152,19 @@ class Replied(Happened):
     stop_reason: str
     read: int
     calls: tuple[ToolCall, ...] = ()
+    usage: Usage = NO_USAGE
+    priced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted(Happened):
+    """The conversation before position `end` has a summary: `content` is JSON text of content blocks.
+
+    Everything that was said before `end`, and each reply that had read no further, is in it.
+    """
+
+    end: int
+    content: str
     usage: Usage = NO_USAGE
     priced: bool = True
 
@@ -287,6 +301,7 @@ OfCall = CallStarted | CallFinished | ConfirmationAsked | Confirmed | CustomAske
 Step = (
     Offered
     | Replied
+    | Compacted
     | CallStarted
     | CallFinished
     | ConfirmationAsked
@@ -297,5 +312,5 @@ Step = (
     | Ended
 )
 Around = Started | Configured | Message | Interrupt | Woke | Detached | Paused | SessionOver | Other | Unknown
-Said = Message | Replied | CallFinished | DoorRefused  # what a request to the model is made of
+Said = Message | Replied | CallFinished | DoorRefused | Compacted  # what a request to the model is made of
 Fact = OfCall | Step | Around | Said

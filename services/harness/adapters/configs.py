@@ -31,6 +31,7 @@ def config_of(config: config_pb2.SessionConfig) -> core.Config:
         policies=tuple(core.Policy(rule.pattern, _policy(rule.action)) for rule in config.tool_policies),
         max_output_tokens=config.max_output_tokens,
         budgets=_budgets(config.budgets),
+        context_policy=config.context_policy_json,
     )
 
 
