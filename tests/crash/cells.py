@@ -1,4 +1,4 @@
-"""The crash matrix: which step of a turn (`research` calls them 0 to 15), who is struck there and how.
+"""The crash matrix: which step of a turn (`research` calls the first ones 0 to 15), who is struck there and how.
 
 A cell that needs another kind of session than two parallel calls says so. docs/crash.md has the table; a test holds
 the two equal.
@@ -58,6 +58,8 @@ KILLS = [
     Cell(15, "sandbox.sandbox_booted"),
     Cell(15, "sandbox.sandbox_made"),
     Cell(15, "harness.sandbox_made"),
+    Cell(16, "harness.summary_answered", kind="long"),
+    Cell(16, "harness.summary_stored", kind="long"),
 ]
 """Struck with SIGKILL, one after the other."""
 
@@ -78,6 +80,8 @@ PAUSES = [
     Cell(10, "harness.result_stored"),
     Cell(13, "harness.run_ended"),
     Cell(15, "harness.sandbox_made"),
+    Cell(16, "harness.summary_answered", kind="long"),
+    Cell(16, "harness.summary_stored", kind="long"),
 ]
 """Struck with SIGSTOP, side by side, each in a harness of its own, until others have taken over: the fencing drill."""
 
@@ -121,6 +125,7 @@ ERRORS = {
     ),
     "asked": ("harness.decision_stored",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
+    "long": ("harness.summary_answered", "harness.summary_stored"),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
 
@@ -142,6 +147,7 @@ STEPS = (
     "the turn has ended, the claim is held",
     "a session ends",
     "a sandbox is made",
+    "the conversation is summarised",
 )
 
 
@@ -154,7 +160,7 @@ def table() -> list[str]:
     done[7] += [f"stop {victim} for {seconds:.0f} s" for victim, seconds in STOPPED.items()]
     done[11] += [f"{what} (shop)" for what in AWAY]
     for cell in PAUSES:
-        done[cell.step].append(f"stop past the deadline `{cell.point}`")
+        done[cell.step].append(f"stop past the deadline `{cell.point}`{_kind(cell)}")
     for cell in SHORT_PAUSES:
         done[cell.step].append(f"stop for 1 s `{cell.point}`{_kind(cell)}")
     return [f"| {step} | {STEPS[step]} | {', '.join(dict.fromkeys(what))} |" for step, what in done.items()]

@@ -37,11 +37,12 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
     assert set(outcomes(log)) <= allowed
     assert count(log, "model_replied") == 2  # an answer that is in the log is never asked for again
     assert count(log, "turn_ended") == 1
+    assert count(log, "context_compacted") == (story.kind == "long")  # nor is a summary
 
 
 async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
     """The stories themselves, side by side."""
-    stories = await asyncio.gather(*(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow")))
+    stories = await asyncio.gather(*(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow", "long")))
     await asyncio.gather(*(finish(story) for story in stories))
 
 
