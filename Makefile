@@ -32,6 +32,10 @@ image: ## Build handmesh/base:latest, the root file system of Docker hands (as r
 peers: ## Install the reference MCP servers that some tests call, into .peers (PyPI and npm)
 	@ci/mcp-peers
 
+.PHONY: wire
+wire: setup ## Build the harness in TypeScript and the hand in Go (clients/), where node and go are there
+	@ci/peers-on-the-wire
+
 .PHONY: demo
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)

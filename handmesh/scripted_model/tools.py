@@ -92,7 +92,21 @@ def _typed(name: str) -> Shape:
     return record(required, {"cache_control": CACHE_CONTROL}, closed=False)
 
 
-_KINDS = tagged({"custom": _CUSTOM, **{kind: _typed(name) for kind, name in TYPED_TOOLS.items()}})
+_MEMORY = record(
+    {"type": anything, "name": one_of("memory")},
+    {
+        "allowed_callers": array(text()),
+        "cache_control": CACHE_CONTROL,
+        "defer_loading": boolean,
+        "input_examples": array(mapping),
+        "strict": boolean,
+    },
+)
+_KINDS = tagged({
+    "custom": _CUSTOM,
+    **{kind: _typed(name) for kind, name in TYPED_TOOLS.items()},
+    "memory_20250818": _MEMORY,
+})  # fmt: skip
 
 
 def tool(value: Any, path: str) -> Iterator[Finding]:

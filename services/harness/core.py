@@ -8,27 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.harness.usage import NO_BUDGETS, NO_USAGE, Budgets, Usage
+from services.harness.config import MESH as MESH
+from services.harness.config import Config as Config
+from services.harness.config import Policy as Policy
+from services.harness.config import PolicyAction as PolicyAction
+from services.harness.config import ToolSpec as ToolSpec
+from services.harness.usage import NO_USAGE, Usage
 
-MESH = "mesh"  # whose tools the mesh's own are: no hand and no server has this name
 Outcome = Literal["OK", "TOOL_ERROR", "TIMEOUT", "OUT_OF_MEMORY", "INTERRUPTED", "DENIED", "GONE", "UNKNOWN"]
 EndReason = Literal["DONE", "INTERRUPTED", "LIMIT", "FAILED", "REFUSED"]
-PolicyAction = Literal["ALLOW", "ASK", "DENY"]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSpec:
-    """A tool as the model is told of it. `schema` is JSON text.
-
-    `timeout` is how many seconds a client has to answer, 0 for as long as it likes.
-    """
-
-    name: str
-    description: str
-    schema: str
-    idempotent: bool = False
-    read_only: bool = False
-    timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +50,6 @@ class ToolCall:
     name: str
     input: str
     cut: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """What is done with calls of the tools that a pattern matches."""
-
-    pattern: str
-    action: PolicyAction
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """What a session is, as far as a harness type cares.
-
-    `hand_specs` are the hands' specifications in the order of `hands`, for the adapter that provisions them.
-    """
-
-    harness: str = "messages"
-    model: str = ""
-    system: str = ""
-    hands: tuple[str, ...] = ("main",)
-    hand_specs: tuple[bytes, ...] = ()
-    servers: tuple[str, ...] = ()
-    custom_tools: tuple[ToolSpec, ...] = ()
-    policies: tuple[Policy, ...] = ()
-    max_output_tokens: int = 0
-    budgets: Budgets = NO_BUDGETS
-    context_policy: str = ""  # JSON text, for the harness type; empty is its default
 
 
 # --- what happened ---

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from handmesh.session.v1.event_pb2 import Event, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
 from services.harness.prices import BUILT_IN, Prices
+
+if TYPE_CHECKING:
+    from services.harness.mesh.tool import MeshTools
 
 
 @dataclass(frozen=True)
@@ -218,6 +221,7 @@ class Ports:
     jitter: Callable[[], float]
     prices: Prices = BUILT_IN
     pictures: Pictures | None = None  # without any, the model is told of an image that is too big
+    mesh: Sequence[MeshTools] = ()  # the mesh's own tools; of two with one name the first counts
 
 
 ASKING = "model"  # the step in which the model is asked

@@ -1,6 +1,7 @@
 """Which method may be called by whom. A method without a row is refused, and fails a test.
 
-`client` shows an API key; the services show certificates; `anyone` is for probes and tools.
+`client` shows an API key, `hand` the token of a hand that dials out; the services show certificates; `anyone` is for
+probes and tools.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ READERS = CLIENT | HARNESS
 HANDS = READERS | {"sandbox"}  # what a sandbox is filled from, and what it leaves
 REPLICAS = frozenset({"vault_proxy"})  # each asks the others for what it does not know
 GRANT_CHECKERS = frozenset({"sandbox", "vault_proxy"})
+HAND = frozenset({"hand"})  # who shows something like a token: whether it is one, the sandbox service asks
 
 _SESSION = {
     "CreateSession": READERS,
@@ -37,6 +39,10 @@ _SESSION = {
     "CheckGrant": GRANT_CHECKERS,
     "VouchVault": CLIENT,
     "RedeemVoucher": frozenset({"vault_proxy"}),
+    "CreateHandToken": CLIENT,
+    "ListHandTokens": CLIENT,
+    "RevokeHandToken": CLIENT,
+    "CheckHandToken": frozenset({"sandbox"}),
     "WatchRevocations": GRANT_CHECKERS,
     "UploadBlob": HANDS,
     "DownloadBlob": HANDS,
@@ -68,8 +74,8 @@ _SANDBOX = {
     "ReadFile": READERS,
     "Checkpoint": READERS,
     "Transfer": READERS,
-    "ConnectHand": CLIENT,
-    "ReportExecution": CLIENT,
+    "ConnectHand": HAND,
+    "ReportExecution": HAND,
 }
 _VAULT_PROXY = {
     "ListTools": READERS,

@@ -52,7 +52,7 @@ class Grants:
 
     With `vouched`, for a vault proxy, an answer that was asked for just now brings the session service's word for the
     vault: a question less for a session's first use of a secret. `resumed()` is told each time that revocations are
-    watched anew: some may have been missed.
+    watched anew: some may have been missed. `hand_revoked(hand_token_id)` is told of each hand's token that is void.
     """
 
     def __init__(
@@ -62,8 +62,10 @@ class Grants:
         *,
         vouched: bool = False,
         resumed: Callable[[], None] = lambda: None,
+        hand_revoked: Callable[[str], None] = lambda hand_token_id: None,
     ) -> None:
         self._stub = stub
+        self._hand_revoked = hand_revoked
         self._revoked = revoked
         self._resumed = resumed
         self._vouched = vouched
@@ -147,8 +149,10 @@ class Grants:
             _log.info("revocations are watched")
             self._watching = True
             self._resumed()
+        if news.hand_token_id:
+            self._hand_revoked(news.hand_token_id)
         if not news.session_id:
-            return  # a sign of life
+            return  # a sign of life, or no grant's
         self._news += 1
         self._kept = {
             key: kept

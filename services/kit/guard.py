@@ -77,7 +77,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     return await _with_stream(shares, caller, answer(_checked(request, shares, caller), context))
                 taken = shares.take(caller, request.ByteSize())
                 try:
-                    if context.time_remaining() is None and caller.kind == "client":
+                    if context.time_remaining() is None and caller.kind in ("client", "hand"):
                         return await overdue.within(answer(request, context))
                     return await answer(request, context)
                 finally:

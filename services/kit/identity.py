@@ -1,4 +1,4 @@
-"""Who calls: a service of the mesh by its certificate, a client by its API key."""
+"""Who calls: a service of the mesh by its certificate, a client by its API key, a hand that dials out by its token."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from services.kit.errors import Denied, Unauthenticated
 URI_PREFIX = b"spiffe://handmesh/"
 TENANT_KEY = "x-handmesh-tenant"  # metadata by which a service says whose affairs it minds: it then reaches no others
 SESSION_KEY = "x-handmesh-session"  # likewise: the session that it acts for
+HAND_PREFIX = "hand_"  # of the tokens of hands that dial out
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls: `kind` is a service's name, `client` or `anyone`.
+    """Who calls: `kind` is a service's name, `client`, `hand` or `anyone`.
 
-    `tenant` is set for clients, and for a service that says whom it acts for, and for which session.
+    `tenant` is set for clients, and for a service that says whom it acts for, and for which session. A hand is whoever
+    shows what looks like a hand's token, and its name a hash of that: who serves hands asks whether it is one.
     """
 
     kind: str
@@ -61,7 +63,10 @@ def identify(names: Iterable[bytes], authorization: str | None, keys: Mapping[st
     if authorization is None:
         return Caller("anyone")
     scheme, _, key = authorization.partition(" ")
-    caller = keys.get(hashlib.sha256(key.strip().encode()).hexdigest()) if scheme.lower() == "bearer" else None
+    digest = hashlib.sha256(key.strip().encode()).hexdigest()
+    if scheme.lower() == "bearer" and key.strip().startswith(HAND_PREFIX):
+        return Caller("hand", name=digest)
+    caller = keys.get(digest) if scheme.lower() == "bearer" else None
     if caller is None:
         raise Unauthenticated("IDENTITY_UNKNOWN", "the API key is not known to this mesh")
     return caller

@@ -17,7 +17,14 @@ CHOSEN = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 MINTED_FIELDS = frozenset(
     {"session_id", "sandbox_id", "claim_id", "blob_id", "memory_store_id", "vault_id", "credential_id", "checkpoint_id"}
-    | {"to_session_id", "child_session_id", "from_session_id", "parent_session_id", "working_session_id"}
+    | {
+        "hand_token_id",
+        "to_session_id",
+        "child_session_id",
+        "from_session_id",
+        "parent_session_id",
+        "working_session_id",
+    }
 )
 CHOSEN_FIELDS = frozenset({"event_id", "request_id", "execution_id", "tool_use_id", "anchor_event_id"})
 

@@ -1,6 +1,6 @@
 """What one caller may have at once, so that it cannot stall or starve its neighbours.
 
-Only clients are limited: the mesh's own services share an identity for each kind, and limit themselves.
+Only clients and hands are limited: the mesh's own services share an identity for each kind, and limit themselves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CALLER_BYTES = 64 * 1024 * 1024
 CALL_SECONDS = 600
 CALL_BYTES = 16 * 1024  # what a call costs beside its request, so that many small ones are bounded too
 RETRY_SECONDS = 0.5
-_CLIENT = "client"
+_LIMITED = frozenset({"client", "hand"})
 
 Key = tuple[str | None, str]
 
@@ -40,7 +40,7 @@ class Shares:
 
     def take(self, caller: Caller, size: int) -> int:
         """Takes room for a request of so many bytes; returns what `give` gets back. Raises Full (`FULL`)."""
-        if caller.kind != _CLIENT:
+        if caller.kind not in _LIMITED:
             return 0
         key, taken = (caller.tenant, caller.name), size + CALL_BYTES
         there = self._bytes.get(key, 0)
@@ -57,7 +57,7 @@ class Shares:
 
     def open(self, caller: Caller) -> None:
         """Takes a stream. Raises Full (`FULL`)."""
-        if caller.kind != _CLIENT:
+        if caller.kind not in _LIMITED:
             return
         key = caller.tenant, caller.name
         there = self._streams.get(key, 0)
@@ -68,7 +68,7 @@ class Shares:
 
     def close(self, caller: Caller) -> None:
         """Gives back a stream."""
-        if caller.kind == _CLIENT:
+        if caller.kind in _LIMITED:
             _lower(self._streams, (caller.tenant, caller.name), 1)
 
 

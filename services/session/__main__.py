@@ -21,6 +21,7 @@ from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.claims import Claims
 from services.session.grants import Grants, Vouch
+from services.session.hand_tokens import HandTokens
 from services.session.index import Index
 from services.session.integrity import Marks
 from services.session.lifecycle import Lifecycle
@@ -98,6 +99,7 @@ def parts(
         Memories(store.objects, store.registry, now, memory_bytes),
         Vouchers(store.registry, now, vouch),
         audit,
+        HandTokens(store.registry, grants, now),
     )
 
 

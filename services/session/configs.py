@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NoReturn
 from urllib.parse import urlsplit
 
 from handmesh.sandbox.v1.sandbox_pb2 import GitRepository
-from handmesh.session.v1.config_pb2 import Budgets, CustomTool, McpServer, SessionConfig, ToolPolicyAction
+from handmesh.session.v1.config_pb2 import (
+    Budgets,
+    CustomTool,
+    McpServer,
+    MemoryAccess,
+    SessionConfig,
+    ToolPolicyAction,
+)
 from services.kit import ids
 from services.kit.errors import Invalid
 from services.session.codec import parse_json
@@ -19,6 +26,8 @@ MAX_LABEL_VALUE = 256
 MAX_TITLE = 1_024
 MAX_NAMED = 64  # hands, servers, tools or policies of one session
 MAX_VAULTS = 16  # of one session: the vault's policy has a line for each
+MAX_MEMORY_STORES = 16  # of one session
+MAX_MEMORY_DESCRIPTION = 1_024  # characters
 MAX_URL = 2_048
 MAX_GIT_RULES = 32  # of each kind, of one repository
 MAIN_HAND = "main"  # of a session that names none
@@ -27,6 +36,7 @@ MESH = "mesh"  # what the mesh's own tools are offered by: no hand and no server
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 HARNESS_TYPE = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _PUSH_PATTERN = re.compile(r"refs/[A-Za-z0-9._/*@+-]{1,250}")
+_MESH_TOOL = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _TOOL = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -65,7 +75,13 @@ def check(config: SessionConfig) -> None:
             _refuse(f"tool_policies[{at}].pattern", "has 1 to 256 characters")
         if policy.action not in ToolPolicyAction.values() or not policy.action:
             _refuse(f"tool_policies[{at}].action", "must be ALLOW, ASK or DENY")
-    _check_budgets(config.budgets)
+    _check_memory(config.memory_stores)
+    _check_mesh_tools(config.mesh_tools)
+    _check_budgets("budgets", config.budgets)
+    for field in ("max_depth", "max_children"):
+        if getattr(config.child_limits, field) < 0:
+            _refuse(f"child_limits.{field}", "must not be negative")
+    _check_budgets("child_limits.budgets", config.child_limits.budgets)
     if config.max_output_tokens < 0:
         _refuse("max_output_tokens", "must not be negative")
     if config.context_policy_json:
@@ -159,9 +175,35 @@ def _check_tools(tools: Iterable[CustomTool]) -> None:
             _refuse(f"custom_tools[{at}].timeout", "must not be negative")
 
 
-def _check_budgets(budgets: Budgets) -> None:
+def _check_memory(stores: Sequence[MemoryAccess]) -> None:
+    """Checks the stores as far as they can be without looking: whose they are is for others to say."""
+    if len(stores) > MAX_MEMORY_STORES:
+        _refuse("memory_stores", f"has at most {MAX_MEMORY_STORES} entries")
+    names: set[str] = set()
+    for at, store in enumerate(stores):
+        if not ids.MINTED.fullmatch(store.memory_store_id):
+            _refuse(f"memory_stores[{at}].memory_store_id", "must be a memory store's id")
+        if not _NAME.fullmatch(store.name):
+            _refuse(f"memory_stores[{at}].name", f"must match ^{_NAME.pattern}$")
+        if store.name in names:
+            _refuse(f"memory_stores[{at}].name", "is taken by another store")
+        names.add(store.name)
+        _check_length(f"memory_stores[{at}].description", store.description, MAX_MEMORY_DESCRIPTION)
+
+
+def _check_mesh_tools(names: Sequence[str]) -> None:
+    """Checks how the names look. Which there are, harnesses know, and a later one knows more of them."""
+    if len(names) > MAX_NAMED:
+        _refuse("mesh_tools", f"has at most {MAX_NAMED} entries")
+    if not all(_MESH_TOOL.fullmatch(name) for name in names):
+        _refuse("mesh_tools", f"has names that match ^{_MESH_TOOL.pattern}$")
+    if len(set(names)) < len(names):
+        _refuse("mesh_tools", "has one of them twice")
+
+
+def _check_budgets(prefix: str, budgets: Budgets) -> None:
     for field in ("max_turns", "max_tokens", "max_cost_micros", "max_tool_calls", "max_model_calls_per_turn"):
         if getattr(budgets, field) < 0:
-            _refuse(f"budgets.{field}", "must not be negative")
+            _refuse(f"{prefix}.{field}", "must not be negative")
     if budgets.max_wall_time.ToNanoseconds() < 0:
-        _refuse("budgets.max_wall_time", "must not be negative")
+        _refuse(f"{prefix}.max_wall_time", "must not be negative")

@@ -42,10 +42,11 @@ class Granted:
 
 @dataclass(frozen=True)
 class Revoked:
-    """Grants of a session that are void: those of epochs below this one, or with 0 all of them."""
+    """Grants of a session that are void: those of epochs below this one, or with 0 all of them; or a hand's token."""
 
     session_id: str
     below_epoch: int
+    hand_token_id: str = ""
 
 
 Vouch = Callable[[Granted], str]
@@ -113,6 +114,11 @@ class Grants:
     async def revoke(self, session_id: str, below_epoch: int) -> None:
         """Tells everybody who holds an answer. What `check` says follows from the log alone."""
         told = json.dumps({"session_id": session_id, "below_epoch": below_epoch}).encode()
+        await self._wire.send(REVOKED, EVERYBODY, told)
+
+    async def revoke_hand(self, hand_token_id: str) -> None:
+        """Tells everybody who holds an answer about a hand's token."""
+        told = json.dumps({"session_id": "", "below_epoch": 0, "hand_token_id": hand_token_id}).encode()
         await self._wire.send(REVOKED, EVERYBODY, told)
 
     async def watch(self) -> AsyncIterator[Revoked | None]:

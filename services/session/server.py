@@ -27,6 +27,7 @@ from services.session.blobs import Blobs
 from services.session.claims import Claims
 from services.session.git_rules import git_rules
 from services.session.grants import CACHE_SECONDS, Grants
+from services.session.hand_tokens import HandTokenCalls, HandTokens
 from services.session.lifecycle import Lifecycle
 from services.session.lifecycle_fork import Forks
 from services.session.lifecycle_import import Imports
@@ -65,6 +66,7 @@ class Parts:
     memories: Memories
     vouchers: Vouchers
     audit: Audit
+    hand_tokens: HandTokens
 
     async def run(self) -> None:
         """Does what is done behind the calls, for ever."""
@@ -80,12 +82,13 @@ class Parts:
         await self.writer.finish()
 
 
-class SessionServicer(VoucherCalls, SessionServiceServicer):
+class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
     """`SessionService`. A method that is missing here answers UNIMPLEMENTED."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._vouchers = parts.vouchers
+        self._hand_tokens = parts.hand_tokens
 
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
         return pb.CreateSessionResponse(session=await self._parts.sessions.create(caller(), request))
@@ -244,7 +247,11 @@ class SessionServicer(VoucherCalls, SessionServiceServicer):
             if revoked is None:
                 yield pb.WatchRevocationsResponse()
             else:
-                yield pb.WatchRevocationsResponse(session_id=revoked.session_id, below_epoch=revoked.below_epoch)
+                yield pb.WatchRevocationsResponse(
+                    session_id=revoked.session_id,
+                    below_epoch=revoked.below_epoch,
+                    hand_token_id=revoked.hand_token_id,
+                )
 
     async def UploadBlob(
         self, request_iterator: AsyncIterator[pb.UploadBlobRequest], context: Context

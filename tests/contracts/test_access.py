@@ -19,7 +19,7 @@ METHODS = sorted(
     for service in file.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 )
-KINDS = ("anyone", "client", "session", "harness", "sandbox", "vault_proxy", "stranger")
+KINDS = ("anyone", "client", "hand", "session", "harness", "sandbox", "vault_proxy", "stranger")
 
 
 def test_each_method_has_a_row_and_each_row_a_method() -> None:

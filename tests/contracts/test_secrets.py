@@ -16,6 +16,11 @@ WORDS = ("token", "secret", "password", "authorization", "private_key", "api_key
 INNOCENT = {"page_token", "next_page_token", "input_tokens", "output_tokens", "max_output_tokens", "max_tokens"}
 INNOCENT |= {"authorization_url", "cache_creation_input_tokens", "cache_read_input_tokens"}
 
+INNOCENT |= {"hand_token_id", "hand_tokens", "hand_token"}  # what is known of a token, without the token
+
+# Told once, when it is made, and of use for nothing but to connect as that one hand.
+TOLD_ONCE = {"handmesh.session.v1.CreateHandTokenResponse.token"}
+
 # What shows that its bearer may: none of them is a credential, and each lapses within a minute.
 WORDS_OF_HONOUR = {"vault_jwt", "voucher"}
 
@@ -39,7 +44,7 @@ def test_no_response_has_a_field_for_a_secret() -> None:
                 for field in _fields(method.output_type, set()):
                     named = any(word in field.name for word in WORDS) and field.name not in INNOCENT
                     redacted = field.GetOptions().debug_redact and field.name not in WORDS_OF_HONOUR
-                    if named or redacted:
+                    if (named or redacted) and field.full_name not in TOLD_ONCE:
                         found.append(f"{method.full_name}: {field.full_name}")
     assert found == []
 

@@ -42,7 +42,9 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
 
 async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
     """The stories themselves, side by side."""
-    stories = await asyncio.gather(*(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow", "long")))
+    stories = await asyncio.gather(
+        *(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow", "long"))
+    )
     await asyncio.gather(*(finish(story) for story in stories))
 
 

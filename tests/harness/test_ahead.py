@@ -12,6 +12,7 @@ from services.harness.loops.messages import make
 from services.harness.ports import Appended
 from services.harness.turn.ahead import MAX_BYTES, with_what_follows
 from services.harness.turn.state import fold_all
+from services.harness.turn.traits import USUAL
 from tests.support.harness_ports import MemoryHands, MemoryLog, MemoryServers, ScriptedModel, Told, message, ports, said
 
 LS = ("bash", {"command": "ls"})
@@ -109,5 +110,5 @@ async def test_an_append_is_never_larger_than_a_log_takes() -> None:
         reply = Event(
             model_replied=ModelReplied(content_json=content, stop_reason="end_turn", read_position=state.head)
         )
-        said_together = with_what_follows(state, reply, state.head, 0.0)
+        said_together = with_what_follows(state, reply, state.head, 0.0, USUAL)
         assert [event.WhichOneof("kind") for event in said_together] == kinds

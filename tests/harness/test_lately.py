@@ -9,9 +9,10 @@ import pytest
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
 from services.harness.core import Fact, Message
-from services.harness.loops.messages import lately, make
-from services.harness.loops.messages.lately import Lately
+from services.harness.loops.messages import make
 from services.harness.ports import HarnessType, Page
+from services.harness.turn import lately
+from services.harness.turn.lately import Lately
 from services.harness.turn.state import State, fold_all
 from services.kit.errors import OutOfRange
 from tests.support.harness_ports import SESSION, MemoryHands, MemoryLog, ScriptedModel, Told, message, ports, said

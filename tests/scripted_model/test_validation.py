@@ -204,6 +204,10 @@ TOOLS = {
         body(tools=[{"type": "bash_20250124", "name": "shell"}]),
         "tools.0.bash_20250124.name: Input should be 'bash'",
     ),
+    "the memory tool describes itself": (
+        body(tools=[{"type": "memory_20250818", "name": "memory", "description": "Mine."}]),
+        "tools.0.memory_20250818.description: Extra inputs are not permitted",
+    ),
     "a tool is of a known kind": (
         body(tools=[{"type": "bash_20990101", "name": "bash"}]),
         "tools.0: Input tag 'bash_20990101' found using 'type' does not match any of the expected tags: "
@@ -524,6 +528,7 @@ ACCEPTED = {
     ),
     "a marker may be null": body(user(text("x", cache_control=None, citations=None))),
     "unions may stand inside a schema": schema(properties={"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}),
+    "the memory tool is the API's own": body(tools=[{"type": "memory_20250818", "name": "memory", "strict": True}]),
     "the API's own tools need no schema": body(tools=[{"type": "bash_20250124", "name": "bash"}]),
     "toolsets need no name": body(tools=[{"type": "computer_toolset_20260801"}]),
 }

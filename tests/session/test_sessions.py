@@ -23,6 +23,7 @@ from handmesh.session.v1.config_pb2 import (
 from services.kit import ids
 from tests.session.running import Service, finished, message, note, refusal, replied, turn_ended
 
+STORE = "mem_" + "0" * 26
 FULL = SessionConfig(
     harness="messages",
     model="m",
@@ -33,6 +34,7 @@ FULL = SessionConfig(
     custom_tools=[CustomTool(name="ask", input_schema_json='{"type":"object"}')],
     tool_policies=[ToolPolicy(pattern="*", action=2)],
     budgets=Budgets(max_turns=3),
+    mesh_tools=["session_events", "of_a_later_harness"],
     context_policy_json="{}",
     labels={"team": "a", "env": "test"},
     title="A title",
@@ -104,6 +106,18 @@ BAD_CONFIGS: list[tuple[str, Callable[[SessionConfig], Any]]] = [
     ("tool_policies[1].action", lambda c: c.tool_policies.add(pattern="x")),
     ("tool_policies[1].action", lambda c: c.tool_policies.add(pattern="x", action=17)),
     ("tool_policies[1].pattern", lambda c: c.tool_policies.add(action=1)),
+    ("memory_stores[0].memory_store_id", lambda c: c.memory_stores.add(memory_store_id="mem", name="notes")),
+    ("memory_stores[0].name", lambda c: c.memory_stores.add(memory_store_id=STORE, name="a/b")),
+    ("memory_stores[1].name", lambda c: [c.memory_stores.add(memory_store_id=STORE, name="notes") for _ in "ab"]),
+    ("memory_stores", lambda c: [c.memory_stores.add(memory_store_id=STORE, name=f"n{n}") for n in range(17)]),
+    (
+        "memory_stores[0].description",
+        lambda c: c.memory_stores.add(memory_store_id=STORE, name="notes", description="x" * 1_025),
+    ),
+    ("mesh_tools", lambda c: c.mesh_tools.append("Session Events")),
+    ("mesh_tools", lambda c: c.mesh_tools.extend(["session_events", "session_events"])),
+    ("child_limits.max_depth", lambda c: setattr(c.child_limits, "max_depth", -1)),
+    ("child_limits.budgets.max_turns", lambda c: setattr(c.child_limits.budgets, "max_turns", -1)),
     ("budgets.max_turns", lambda c: setattr(c.budgets, "max_turns", -1)),
     ("max_output_tokens", lambda c: setattr(c, "max_output_tokens", -1)),
     ("context_policy_json", lambda c: setattr(c, "context_policy_json", "nonsense")),

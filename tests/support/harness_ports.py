@@ -13,7 +13,8 @@ from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import calls_of, fact_of
-from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
+from services.harness.core import BlobRef, Config, Fact, ToolResult, ToolSpec
+from services.harness.mesh.tool import Asked, MeshTools
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
 from services.kit import ids
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
@@ -294,7 +295,42 @@ class Told:
         return 0.0
 
 
-def ports(model: ScriptedModel, hands: MemoryHands | None = None, servers: MemoryServers | None = None) -> Ports:
+class Diary:
+    """Two tools of the mesh: `note` keeps what it is told once for each execution id, `wait` never ends."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, str] = {}
+        self.asked: list[str] = []  # execution ids
+        self.refusals: list[ServiceError] = []
+        self.waiting = asyncio.Event()
+
+    def offered(self, config: Config) -> Sequence[ToolSpec]:
+        schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+        specs = [
+            ToolSpec("note", "Keeps a note.", json.dumps(schema)),
+            ToolSpec("wait", "Waits.", '{"type":"object"}'),
+            ToolSpec("memory", "", '{"type":"object"}', type="memory_20250818"),
+        ]
+        return [spec for spec in specs if spec.name in config.mesh_tools]
+
+    async def execute(self, asked: Asked) -> ToolResult:
+        self.asked.append(asked.execution_id)
+        if self.refusals:
+            raise self.refusals.pop(0)
+        if asked.name == "wait":
+            self.waiting.set()
+            await asyncio.Event().wait()
+        self.notes.setdefault(asked.execution_id, str(asked.input.get("text")))
+        return ToolResult(f"kept for {asked.log.session_id} under {asked.under.grant}")
+
+
+def ports(
+    model: ScriptedModel,
+    hands: MemoryHands | None = None,
+    servers: MemoryServers | None = None,
+    mesh: Sequence[MeshTools] = (),
+) -> Ports:
     """Joins the ports. Each look at the clock takes 1,000 s, so that retries come at once."""
     clock = itertools.count(1_000_000_000, 1_000)
-    return Ports(model, hands or MemoryHands(), servers or MemoryServers(), now=lambda: next(clock), jitter=lambda: 0.0)
+    hands, servers = hands or MemoryHands(), servers or MemoryServers()
+    return Ports(model, hands, servers, now=lambda: next(clock), jitter=lambda: 0.0, mesh=mesh)

@@ -1,4 +1,4 @@
-"""A harness at work on a simulated log: the shell of `loops/messages/loop.py` with every await a point to stop at.
+"""A harness at work on a simulated log: the shell of `turn/loop.py` with every await a point to stop at.
 
 Each of its tasks is a generator; whoever runs the simulation chooses which one goes on, and whether any does.
 """

@@ -264,6 +264,40 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """In events only. A server said the credential that it had been sent. It was
     taken out of the answer, but the server is careless, or worse.
     """
+    ERROR_REASON_HAND_TOKEN_NOT_FOUND: _ErrorReason.ValueType  # 140
+    """`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""
+    ERROR_REASON_HAND_NAME_DENIED: _ErrorReason.ValueType  # 141
+    """`PERMISSION_DENIED`. A worker connects as a hand that its token is not for,
+    or whose name is an environment's of the operator. Metadata: `name`.
+    """
+    ERROR_REASON_HAND_REGISTRATION_INVALID: _ErrorReason.ValueType  # 142
+    """`INVALID_ARGUMENT`. What a worker says of itself cannot be. Metadata:
+    `field`.
+    """
+    ERROR_REASON_WORKER_REPLACED: _ErrorReason.ValueType  # 143
+    """`ABORTED`. The worker has another stream by now, or another worker has its
+    seat.
+    """
+    ERROR_REASON_WORKER_UNKNOWN: _ErrorReason.ValueType  # 144
+    """`NOT_FOUND`. The worker has no stream: it connects again."""
+    ERROR_REASON_WORKER_SILENT: _ErrorReason.ValueType  # 145
+    """`UNAVAILABLE`. Nothing was heard of the worker for a lease."""
+    ERROR_REASON_REPORT_CONTRADICTS: _ErrorReason.ValueType  # 146
+    """`ALREADY_EXISTS`. A worker says something else than what it had said
+    before. Metadata: `execution_id`.
+    """
+    ERROR_REASON_REPORT_INVALID: _ErrorReason.ValueType  # 147
+    """`INVALID_ARGUMENT`. What a worker says of an execution cannot be. Metadata:
+    `field`.
+    """
+    ERROR_REASON_HAND_OFFLINE: _ErrorReason.ValueType  # 148
+    """`UNAVAILABLE`. No worker of the hand has connected yet, so nobody knows its
+    tools. Metadata: `name`.
+    """
+    ERROR_REASON_CAPABILITY_MISSING: _ErrorReason.ValueType  # 149
+    """`FAILED_PRECONDITION`. Hands of that kind cannot do that. Metadata:
+    `backend`, `capability`.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Every reason that a service of this system gives in
@@ -513,4 +547,38 @@ takes.
 ERROR_REASON_CREDENTIAL_REFLECTED: ErrorReason.ValueType  # 83
 """In events only. A server said the credential that it had been sent. It was
 taken out of the answer, but the server is careless, or worse.
+"""
+ERROR_REASON_HAND_TOKEN_NOT_FOUND: ErrorReason.ValueType  # 140
+"""`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""
+ERROR_REASON_HAND_NAME_DENIED: ErrorReason.ValueType  # 141
+"""`PERMISSION_DENIED`. A worker connects as a hand that its token is not for,
+or whose name is an environment's of the operator. Metadata: `name`.
+"""
+ERROR_REASON_HAND_REGISTRATION_INVALID: ErrorReason.ValueType  # 142
+"""`INVALID_ARGUMENT`. What a worker says of itself cannot be. Metadata:
+`field`.
+"""
+ERROR_REASON_WORKER_REPLACED: ErrorReason.ValueType  # 143
+"""`ABORTED`. The worker has another stream by now, or another worker has its
+seat.
+"""
+ERROR_REASON_WORKER_UNKNOWN: ErrorReason.ValueType  # 144
+"""`NOT_FOUND`. The worker has no stream: it connects again."""
+ERROR_REASON_WORKER_SILENT: ErrorReason.ValueType  # 145
+"""`UNAVAILABLE`. Nothing was heard of the worker for a lease."""
+ERROR_REASON_REPORT_CONTRADICTS: ErrorReason.ValueType  # 146
+"""`ALREADY_EXISTS`. A worker says something else than what it had said
+before. Metadata: `execution_id`.
+"""
+ERROR_REASON_REPORT_INVALID: ErrorReason.ValueType  # 147
+"""`INVALID_ARGUMENT`. What a worker says of an execution cannot be. Metadata:
+`field`.
+"""
+ERROR_REASON_HAND_OFFLINE: ErrorReason.ValueType  # 148
+"""`UNAVAILABLE`. No worker of the hand has connected yet, so nobody knows its
+tools. Metadata: `name`.
+"""
+ERROR_REASON_CAPABILITY_MISSING: ErrorReason.ValueType  # 149
+"""`FAILED_PRECONDITION`. Hands of that kind cannot do that. Metadata:
+`backend`, `capability`.
 """

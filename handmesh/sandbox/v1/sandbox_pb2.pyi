@@ -1169,23 +1169,49 @@ class ConnectHandRequest(message.Message):
     NAME_FIELD_NUMBER: builtins.int
     TOOLS_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
-    EXECUTION_IDS_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    SEAT_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    EXECUTIONS_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """The hand's name, which environments and sessions call it by."""
+    """The hand's name: the one that its token is for. Sessions name it as their
+    environment.
+    """
     capacity: builtins.int
-    """How many executions it takes at once. 0 means 1."""
+    """How many executions it takes at once, at most 256. 0 means 1."""
+    worker: builtins.str
+    """This worker: an id that it chose when its process started, new each time,
+    and keeps while it connects again. `^[A-Za-z0-9_.:/-]{1,128}$`.
+    """
+    seat: builtins.str
+    """Which of a hand's workers it is, of the same form. A worker that takes the
+    seat of another one says that the other one is no more, and what it had is
+    lost. Empty means a seat of its own.
+    """
+    description: builtins.str
+    """What the hand is and what it can do, for people and models to choose by. At
+    most 1,024 characters.
+    """
     @builtins.property
     def tools(self) -> containers.RepeatedCompositeFieldContainer[tool_pb2.Tool]:
-        """Its tools."""
+        """Its tools: at most 128, and 256 KiB in all. Sessions are offered those of
+        the worker that connected last. A call goes to workers that have its tool.
+        Nobody but the worker checks a call's input against their schemas.
+        """
 
     @builtins.property
     def labels(self) -> containers.ScalarMap[builtins.str, builtins.str]:
-        """What it says of itself, for people and selectors."""
+        """What it says of itself, for people and selectors: at most 32, names and
+        values of at most 128 characters.
+        """
 
     @builtins.property
-    def execution_ids(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Executions that it still runs or keeps results of, after a broken link."""
+    def executions(self) -> containers.RepeatedCompositeFieldContainer[HeldExecution]:
+        """The executions that it still runs or has results of, after a broken link:
+        all that it has begun and whose results were not acknowledged. What the
+        server has sent and is not here has never come, and is sent again.
+        """
 
     def __init__(
         self,
@@ -1193,12 +1219,39 @@ class ConnectHandRequest(message.Message):
         name: builtins.str = ...,
         tools: abc.Iterable[tool_pb2.Tool] | None = ...,
         labels: abc.Mapping[builtins.str, builtins.str] | None = ...,
-        execution_ids: abc.Iterable[builtins.str] | None = ...,
         capacity: builtins.int = ...,
+        worker: builtins.str = ...,
+        seat: builtins.str = ...,
+        description: builtins.str = ...,
+        executions: abc.Iterable[HeldExecution] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["capacity", b"capacity", "execution_ids", b"execution_ids", "labels", b"labels", "name", b"name", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["capacity", b"capacity", "description", b"description", "executions", b"executions", "labels", b"labels", "name", b"name", "seat", b"seat", "tools", b"tools", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class HeldExecution(message.Message):
+    """An execution that a worker has."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    EXECUTION_ID_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    """The sandbox, as its work named it."""
+    execution_id: builtins.str
+    """The execution."""
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        execution_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["execution_id", b"execution_id", "sandbox_id", b"sandbox_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1211,17 +1264,33 @@ class ConnectHandResponse(message.Message):
     EXECUTE_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
     DRAIN_FIELD_NUMBER: builtins.int
+    ACCEPTED_FIELD_NUMBER: builtins.int
+    RELEASE_FIELD_NUMBER: builtins.int
     @builtins.property
     def execute(self) -> ExecuteRequest:
-        """Run a tool."""
+        """Run a tool, and report its output and its result. One whose execution is
+        known already is not run again. `timeout` is always set.
+        """
 
     @builtins.property
     def cancel(self) -> CancelExecutionRequest:
-        """Kill an execution."""
+        """Kill an execution, and report what it had said as `INTERRUPTED`. One that
+        is not known never starts.
+        """
 
     @builtins.property
     def drain(self) -> DrainNotice:
-        """Take no more work: the server goes away; connect again."""
+        """Take no more work: the server goes away. Connect again; executions go on."""
+
+    @builtins.property
+    def accepted(self) -> HandAccepted:
+        """The worker is registered. Always the first."""
+
+    @builtins.property
+    def release(self) -> ReleaseRequest:
+        """A sandbox is no more: forget what was kept for it, and end what runs in
+        it. May be lost.
+        """
 
     def __init__(
         self,
@@ -1229,14 +1298,78 @@ class ConnectHandResponse(message.Message):
         execute: ExecuteRequest | None = ...,
         cancel: CancelExecutionRequest | None = ...,
         drain: DrainNotice | None = ...,
+        accepted: HandAccepted | None = ...,
+        release: ReleaseRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "execute", b"execute", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["accepted", b"accepted", "cancel", b"cancel", "drain", b"drain", "execute", b"execute", "release", b"release", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancel", b"cancel", "drain", b"drain", "execute", b"execute", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["accepted", b"accepted", "cancel", b"cancel", "drain", b"drain", "execute", b"execute", "release", b"release", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = typing.Literal["execute", "cancel", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = typing.Literal["execute", "cancel", "drain", "accepted", "release"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
+
+@typing.final
+class HandAccepted(message.Message):
+    """A worker is registered."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: builtins.int
+    EXECUTIONS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def lease(self) -> duration_pb2.Duration:
+        """How long either side may be silent."""
+
+    @builtins.property
+    def executions(self) -> containers.RepeatedCompositeFieldContainer[WantedExecution]:
+        """Those of the worker's executions that are wanted: go on with them. The
+        others nobody waits for: end and forget them.
+        """
+
+    def __init__(
+        self,
+        *,
+        lease: duration_pb2.Duration | None = ...,
+        executions: abc.Iterable[WantedExecution] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["executions", b"executions", "lease", b"lease"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class WantedExecution(message.Message):
+    """An execution that a worker has, and what the server has of it."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    EXECUTION_ID_FIELD_NUMBER: builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: builtins.int
+    CANCELLED_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    """The sandbox."""
+    execution_id: builtins.str
+    """The execution."""
+    next_offset: builtins.int
+    """How much of its output is here, in bytes: say the rest."""
+    cancelled: builtins.bool
+    """Whether somebody has cancelled it meanwhile: kill it."""
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        execution_id: builtins.str = ...,
+        next_offset: builtins.int = ...,
+        cancelled: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancelled", b"cancelled", "execution_id", b"execution_id", "next_offset", b"next_offset", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class DrainNotice(message.Message):
@@ -1264,32 +1397,46 @@ class ReportExecutionRequest(message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     CHUNK_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
+    WORKER_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
-    """The hand's sandbox id, as its work named it."""
+    """The sandbox, as its work named it. Unset in a sign of life."""
     execution_id: builtins.str
-    """The execution."""
+    """The execution. Empty in a sign of life."""
     offset: builtins.int
     """Where `chunk` starts in the output, in bytes."""
     chunk: builtins.bytes
-    """More output."""
+    """More output, at most 64 KiB. It may end within a character."""
+    worker: builtins.str
+    """The worker, as in `ConnectHandRequest`."""
+    draining: builtins.bool
+    """Whether the worker goes away: from the answer on it is sent no more work.
+    It ends its stream when nothing is open any more.
+    """
     @builtins.property
     def result(self) -> tool_pb2.ToolResult:
-        """The result, when it has ended."""
+        """The result, when it has ended. Its `output` is what the model reads: at
+        most the environment's limit, or its middle is cut out.
+        """
 
     def __init__(
         self,
         *,
-        sandbox_id: builtins.str = ...,
+        sandbox_id: builtins.str | None = ...,
         execution_id: builtins.str = ...,
         offset: builtins.int = ...,
         chunk: builtins.bytes = ...,
         result: tool_pb2.ToolResult | None = ...,
+        worker: builtins.str = ...,
+        draining: builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_sandbox_id", b"_sandbox_id", "result", b"result", "sandbox_id", b"sandbox_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["chunk", b"chunk", "execution_id", b"execution_id", "offset", b"offset", "result", b"result", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_sandbox_id", b"_sandbox_id", "chunk", b"chunk", "draining", b"draining", "execution_id", b"execution_id", "offset", b"offset", "result", b"result", "sandbox_id", b"sandbox_id", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__sandbox_id: _TypeAlias = typing.Literal["sandbox_id"]  # noqa: Y015
+    _WhichOneofArgType__sandbox_id: _TypeAlias = typing.Literal["_sandbox_id", b"_sandbox_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sandbox_id) -> _WhichOneofReturnType__sandbox_id | None: ...
 
 @typing.final
 class ReportExecutionResponse(message.Message):
@@ -1298,15 +1445,23 @@ class ReportExecutionResponse(message.Message):
     DESCRIPTOR: descriptor.Descriptor
 
     CANCELLED_FIELD_NUMBER: builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: builtins.int
+    OPEN_EXECUTIONS_FIELD_NUMBER: builtins.int
     cancelled: builtins.bool
-    """Whether somebody has cancelled the execution meanwhile."""
+    """Whether somebody has cancelled the execution meanwhile: kill it."""
+    next_offset: builtins.int
+    """How much of the execution's output is here, in bytes."""
+    open_executions: builtins.int
+    """How many executions the worker was sent whose results are not here yet."""
     def __init__(
         self,
         *,
         cancelled: builtins.bool = ...,
+        next_offset: builtins.int = ...,
+        open_executions: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cancelled", b"cancelled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cancelled", b"cancelled", "next_offset", b"next_offset", "open_executions", b"open_executions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

@@ -312,20 +312,59 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConnectHand(self, request, context):
-        """Registers a hand that dials out, and sends it work until the stream ends.
-        The worker answers by `ReportExecution`.
+        """Registers a worker of a hand that dials out, and sends it work until the
+        stream ends. The worker answers by `ReportExecution`. It shows its hand's
+        token in the metadata `authorization: Bearer hand_...`, on both methods;
+        such a token can do nothing else.
 
-        * `UNAUTHENTICATED`: the hand's token is not known (`GRANT_INVALID`).
+        The first answer is `accepted`. Each side gives a sign of life at least
+        every third of the lease that it names: the server by an empty answer, the
+        worker by an empty report. Of whom nothing is heard for a whole lease, the
+        link is cut: the server ends the stream, a worker cancels it and connects
+        again. Executions go on meanwhile, and their results are kept by the worker
+        until they are acknowledged. A worker has one stream at a time: it lets go
+        of one before it opens the next, and a second one ends the first.
+
+        An execution is sent to one worker, once. A worker that has died has taken
+        its executions with it: they end as `UNKNOWN` when another worker takes its
+        seat, or when it was not heard of for too long. What no worker was sent yet
+        waits for one that has room.
+
+        * `UNAUTHENTICATED`: the hand's token is not known, or not any more
+        (`GRANT_INVALID`). A stream whose token is revoked ends so.
+        * `PERMISSION_DENIED`: the token is another hand's, or the operator has an
+        environment of that name (`HAND_NAME_DENIED`).
+        * `INVALID_ARGUMENT`: tools, labels or names that cannot be
+        (`HAND_REGISTRATION_INVALID`).
+        * `RESOURCE_EXHAUSTED`: too many workers, or too many hands (`FULL`).
+        * `ABORTED`: the worker has connected again, or another one has taken its
+        seat (`WORKER_REPLACED`): only the newer one goes on.
+        * `UNAVAILABLE`: the worker was silent (`WORKER_SILENT`), or this server
+        goes away (`DRAINING`): connect again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportExecution(self, request, context):
-        """Takes what a dialled-out hand has to say about its executions. Idempotent
-        by execution and offset.
+        """Takes what a worker has to say: more output of an execution, its result,
+        or, without an execution, that it lives. Idempotent by execution and offset:
+        what was said before is acknowledged again and changes nothing. An
+        acknowledged result is durable, and the worker may forget the execution.
 
-        * `NOT_FOUND`: `EXECUTION_UNKNOWN`.
+        A chunk that starts after `next_offset` of the answer was not taken: say
+        what lies between first.
+
+        * `UNAUTHENTICATED`: as for `ConnectHand` (`GRANT_INVALID`).
+        * `NOT_FOUND`: the execution is not known, or not this worker's
+        (`EXECUTION_UNKNOWN`): forget it; or the worker has no stream
+        (`WORKER_UNKNOWN`): connect again.
+        * `ALREADY_EXISTS`: another output or result was acknowledged before
+        (`REPORT_CONTRADICTS`): the first one stays.
+        * `INVALID_ARGUMENT`: a chunk over 64 KiB, or an offset that cannot be
+        (`REPORT_INVALID`). A result that cannot be shown to a model is no error:
+        the execution ends with a result that says so.
+        * `UNAVAILABLE`: say the same again (`SESSION_UNAVAILABLE`, `DRAINING`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

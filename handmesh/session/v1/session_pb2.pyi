@@ -1595,6 +1595,217 @@ class RedeemVoucherResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class CreateHandTokenRequest(message.Message):
+    """Request for `CreateHandToken`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The hand's name: `^[a-z0-9][a-z0-9_-]{0,63}$`. Several tokens may be for
+    one hand.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CreateHandTokenResponse(message.Message):
+    """Response for `CreateHandToken`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    HAND_TOKEN_FIELD_NUMBER: builtins.int
+    token: builtins.str
+    """The token: `hand_...`. It is never told again."""
+    @builtins.property
+    def hand_token(self) -> HandToken:
+        """What is known of it."""
+
+    def __init__(
+        self,
+        *,
+        token: builtins.str = ...,
+        hand_token: HandToken | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["hand_token", b"hand_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand_token", b"hand_token", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class HandToken(message.Message):
+    """A hand's token, without the token."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HAND_TOKEN_ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    CREATE_TIME_FIELD_NUMBER: builtins.int
+    REVOKE_TIME_FIELD_NUMBER: builtins.int
+    hand_token_id: builtins.str
+    """Its id. Minted by the server."""
+    name: builtins.str
+    """The hand's name."""
+    @builtins.property
+    def create_time(self) -> timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    @builtins.property
+    def revoke_time(self) -> timestamp_pb2.Timestamp:
+        """When it was revoked. Unset while it is good."""
+
+    def __init__(
+        self,
+        *,
+        hand_token_id: builtins.str = ...,
+        name: builtins.str = ...,
+        create_time: timestamp_pb2.Timestamp | None = ...,
+        revoke_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "revoke_time", b"revoke_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "hand_token_id", b"hand_token_id", "name", b"name", "revoke_time", b"revoke_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListHandTokensRequest(message.Message):
+    """Request for `ListHandTokens`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListHandTokensResponse(message.Message):
+    """Response for `ListHandTokens`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HAND_TOKENS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def hand_tokens(self) -> containers.RepeatedCompositeFieldContainer[HandToken]:
+        """The tokens, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        hand_tokens: abc.Iterable[HandToken] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand_tokens", b"hand_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RevokeHandTokenRequest(message.Message):
+    """Request for `RevokeHandToken`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HAND_TOKEN_ID_FIELD_NUMBER: builtins.int
+    hand_token_id: builtins.str
+    """The token's id."""
+    def __init__(
+        self,
+        *,
+        hand_token_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand_token_id", b"hand_token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RevokeHandTokenResponse(message.Message):
+    """Response for `RevokeHandToken`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HAND_TOKEN_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def hand_token(self) -> HandToken:
+        """The token."""
+
+    def __init__(
+        self,
+        *,
+        hand_token: HandToken | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["hand_token", b"hand_token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand_token", b"hand_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckHandTokenRequest(message.Message):
+    """Request for `CheckHandToken`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: builtins.int
+    token: builtins.str
+    """What a worker has shown."""
+    def __init__(
+        self,
+        *,
+        token: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckHandTokenResponse(message.Message):
+    """Response for `CheckHandToken`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    HAND_TOKEN_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    hand_token_id: builtins.str
+    """The token's id."""
+    tenant: builtins.str
+    """The tenant whose hand it is."""
+    name: builtins.str
+    """The hand's name."""
+    def __init__(
+        self,
+        *,
+        hand_token_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        name: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand_token_id", b"hand_token_id", "name", b"name", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListAuditEntriesRequest(message.Message):
     """Request for `ListAuditEntries`."""
 
@@ -1705,19 +1916,23 @@ class WatchRevocationsResponse(message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     BELOW_EPOCH_FIELD_NUMBER: builtins.int
+    HAND_TOKEN_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session. Empty in a sign of life."""
     below_epoch: builtins.int
     """Grants of epochs below this are void. 0 means all of them."""
+    hand_token_id: builtins.str
+    """A hand token that is void. Then there is no session."""
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         below_epoch: builtins.int = ...,
+        hand_token_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["below_epoch", b"below_epoch", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["below_epoch", b"below_epoch", "hand_token_id", b"hand_token_id", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -157,6 +157,26 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesResponse.FromString,
                 _registered_method=True)
+        self.CreateHandToken = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/CreateHandToken',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateHandTokenRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateHandTokenResponse.FromString,
+                _registered_method=True)
+        self.ListHandTokens = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/ListHandTokens',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListHandTokensRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListHandTokensResponse.FromString,
+                _registered_method=True)
+        self.RevokeHandToken = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/RevokeHandToken',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeHandTokenRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeHandTokenResponse.FromString,
+                _registered_method=True)
+        self.CheckHandToken = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/CheckHandToken',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenResponse.FromString,
+                _registered_method=True)
         self.WatchRevocations = channel.unary_stream(
                 '/handmesh.session.v1.SessionService/WatchRevocations',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.WatchRevocationsRequest.SerializeToString,
@@ -444,9 +464,47 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateHandToken(self, request, context):
+        """Makes a token with which a worker connects as a hand of the tenant
+        (`SandboxService.ConnectHand`). It can do nothing else. Only its hash is
+        kept: this answer is the only one that has it.
+
+        * `INVALID_ARGUMENT`: no name that a hand can have (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListHandTokens(self, request, context):
+        """Lists a tenant's hand tokens, revoked ones too, oldest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeHandToken(self, request, context):
+        """Makes a hand token void: its workers' streams end. Idempotent.
+
+        * `NOT_FOUND`: `HAND_TOKEN_NOT_FOUND`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckHandToken(self, request, context):
+        """Says whose a hand token is. For the sandbox.
+
+        * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchRevocations(self, request, context):
-        """Sends the sessions and epochs whose grants are void, as it happens. While
-        the stream is down, grants must not be taken from a cache.
+        """Sends the sessions and epochs whose grants are void, and the hand tokens
+        that are, as it happens. While the stream is down, neither must be taken
+        from a cache.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -597,6 +655,26 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.ListAuditEntries,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesResponse.SerializeToString,
+            ),
+            'CreateHandToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateHandToken,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateHandTokenRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateHandTokenResponse.SerializeToString,
+            ),
+            'ListHandTokens': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListHandTokens,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListHandTokensRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListHandTokensResponse.SerializeToString,
+            ),
+            'RevokeHandToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeHandToken,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeHandTokenRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeHandTokenResponse.SerializeToString,
+            ),
+            'CheckHandToken': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckHandToken,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenResponse.SerializeToString,
             ),
             'WatchRevocations': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRevocations,
@@ -1226,6 +1304,114 @@ class SessionService:
             '/handmesh.session.v1.SessionService/ListAuditEntries',
             handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.ListAuditEntriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateHandToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/CreateHandToken',
+            handmesh_dot_session_dot_v1_dot_session__pb2.CreateHandTokenRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.CreateHandTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListHandTokens(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/ListHandTokens',
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListHandTokensRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListHandTokensResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeHandToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/RevokeHandToken',
+            handmesh_dot_session_dot_v1_dot_session__pb2.RevokeHandTokenRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.RevokeHandTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckHandToken(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/CheckHandToken',
+            handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -205,9 +205,30 @@ class SessionServiceStub:
     * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
       cannot be.
     """
+    CreateHandToken: _grpc.UnaryUnaryMultiCallable[_session_pb2.CreateHandTokenRequest, _session_pb2.CreateHandTokenResponse]
+    """Makes a token with which a worker connects as a hand of the tenant
+    (`SandboxService.ConnectHand`). It can do nothing else. Only its hash is
+    kept: this answer is the only one that has it.
+
+    * `INVALID_ARGUMENT`: no name that a hand can have (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+    """
+    ListHandTokens: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListHandTokensRequest, _session_pb2.ListHandTokensResponse]
+    """Lists a tenant's hand tokens, revoked ones too, oldest first."""
+    RevokeHandToken: _grpc.UnaryUnaryMultiCallable[_session_pb2.RevokeHandTokenRequest, _session_pb2.RevokeHandTokenResponse]
+    """Makes a hand token void: its workers' streams end. Idempotent.
+
+    * `NOT_FOUND`: `HAND_TOKEN_NOT_FOUND`.
+    """
+    CheckHandToken: _grpc.UnaryUnaryMultiCallable[_session_pb2.CheckHandTokenRequest, _session_pb2.CheckHandTokenResponse]
+    """Says whose a hand token is. For the sandbox.
+
+    * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+    """
     WatchRevocations: _grpc.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]
-    """Sends the sessions and epochs whose grants are void, as it happens. While
-    the stream is down, grants must not be taken from a cache.
+    """Sends the sessions and epochs whose grants are void, and the hand tokens
+    that are, as it happens. While the stream is down, neither must be taken
+    from a cache.
     """
     UploadBlob: _grpc.StreamUnaryMultiCallable[_session_pb2.UploadBlobRequest, _session_pb2.UploadBlobResponse]
     """Keeps something big beside a session's log. The first message says what,
@@ -408,9 +429,30 @@ class SessionServiceAsyncStub(SessionServiceStub):
     * `INVALID_ARGUMENT`: `ARGUMENT_INVALID`, a page size or a page token that
       cannot be.
     """
+    CreateHandToken: _aio.UnaryUnaryMultiCallable[_session_pb2.CreateHandTokenRequest, _session_pb2.CreateHandTokenResponse]  # type: ignore[assignment]
+    """Makes a token with which a worker connects as a hand of the tenant
+    (`SandboxService.ConnectHand`). It can do nothing else. Only its hash is
+    kept: this answer is the only one that has it.
+
+    * `INVALID_ARGUMENT`: no name that a hand can have (`ARGUMENT_INVALID`).
+    * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+    """
+    ListHandTokens: _aio.UnaryUnaryMultiCallable[_session_pb2.ListHandTokensRequest, _session_pb2.ListHandTokensResponse]  # type: ignore[assignment]
+    """Lists a tenant's hand tokens, revoked ones too, oldest first."""
+    RevokeHandToken: _aio.UnaryUnaryMultiCallable[_session_pb2.RevokeHandTokenRequest, _session_pb2.RevokeHandTokenResponse]  # type: ignore[assignment]
+    """Makes a hand token void: its workers' streams end. Idempotent.
+
+    * `NOT_FOUND`: `HAND_TOKEN_NOT_FOUND`.
+    """
+    CheckHandToken: _aio.UnaryUnaryMultiCallable[_session_pb2.CheckHandTokenRequest, _session_pb2.CheckHandTokenResponse]  # type: ignore[assignment]
+    """Says whose a hand token is. For the sandbox.
+
+    * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+    """
     WatchRevocations: _aio.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]  # type: ignore[assignment]
-    """Sends the sessions and epochs whose grants are void, as it happens. While
-    the stream is down, grants must not be taken from a cache.
+    """Sends the sessions and epochs whose grants are void, and the hand tokens
+    that are, as it happens. While the stream is down, neither must be taken
+    from a cache.
     """
     UploadBlob: _aio.StreamUnaryMultiCallable[_session_pb2.UploadBlobRequest, _session_pb2.UploadBlobResponse]  # type: ignore[assignment]
     """Keeps something big beside a session's log. The first message says what,
@@ -742,13 +784,58 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def CreateHandToken(
+        self,
+        request: _session_pb2.CreateHandTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.CreateHandTokenResponse, _abc.Awaitable[_session_pb2.CreateHandTokenResponse]]:
+        """Makes a token with which a worker connects as a hand of the tenant
+        (`SandboxService.ConnectHand`). It can do nothing else. Only its hash is
+        kept: this answer is the only one that has it.
+
+        * `INVALID_ARGUMENT`: no name that a hand can have (`ARGUMENT_INVALID`).
+        * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+        """
+
+    @_abc_1.abstractmethod
+    def ListHandTokens(
+        self,
+        request: _session_pb2.ListHandTokensRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ListHandTokensResponse, _abc.Awaitable[_session_pb2.ListHandTokensResponse]]:
+        """Lists a tenant's hand tokens, revoked ones too, oldest first."""
+
+    @_abc_1.abstractmethod
+    def RevokeHandToken(
+        self,
+        request: _session_pb2.RevokeHandTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.RevokeHandTokenResponse, _abc.Awaitable[_session_pb2.RevokeHandTokenResponse]]:
+        """Makes a hand token void: its workers' streams end. Idempotent.
+
+        * `NOT_FOUND`: `HAND_TOKEN_NOT_FOUND`.
+        """
+
+    @_abc_1.abstractmethod
+    def CheckHandToken(
+        self,
+        request: _session_pb2.CheckHandTokenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.CheckHandTokenResponse, _abc.Awaitable[_session_pb2.CheckHandTokenResponse]]:
+        """Says whose a hand token is. For the sandbox.
+
+        * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
+        """
+
+    @_abc_1.abstractmethod
     def WatchRevocations(
         self,
         request: _session_pb2.WatchRevocationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.WatchRevocationsResponse], _abc.AsyncIterator[_session_pb2.WatchRevocationsResponse]]:
-        """Sends the sessions and epochs whose grants are void, as it happens. While
-        the stream is down, grants must not be taken from a cache.
+        """Sends the sessions and epochs whose grants are void, and the hand tokens
+        that are, as it happens. While the stream is down, neither must be taken
+        from a cache.
         """
 
     @_abc_1.abstractmethod

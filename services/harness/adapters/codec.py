@@ -45,13 +45,18 @@ def _offered(event: Event, it: event_pb2.ToolsOffered) -> core.Fact:
         core.ToolSpec(
             tool["name"],
             tool.get("description", ""),
-            json.dumps(tool["input_schema"], ensure_ascii=False, separators=(",", ":")),
+            _spelled(tool["input_schema"]) if "input_schema" in tool else "",
             tool.get("idempotent", False),
             tool.get("read_only", False),
+            type=tool.get("type", ""),
         )
         for tool in json.loads(it.tools_json)
     )
     return core.Offered(event.position, it.hand, specs, failed=not it.digest, time=_when(event))
+
+
+def _spelled(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _replied(event: Event, it: event_pb2.ModelReplied) -> core.Fact:
@@ -172,10 +177,9 @@ def offered(epoch: int, head: int, hand: str, specs: Sequence[core.ToolSpec], fa
     """A hand's tools were looked up, or could not be (`failed`: an offer without a digest)."""
     tools: list[dict[str, Any]] = []
     for spec in specs:
-        tool = {"name": spec.name, "description": spec.description, "input_schema": json.loads(spec.schema)}
         marks = {"idempotent": spec.idempotent, "read_only": spec.read_only}
-        tools.append({**tool, **{mark: True for mark, holds in marks.items() if holds}})
-    text = json.dumps(tools, ensure_ascii=False, separators=(",", ":"))
+        tools.append({**spec.definition(), **{mark: True for mark, holds in marks.items() if holds}})
+    text = _spelled(tools)
     digest = "" if failed else hashlib.sha256(text.encode()).hexdigest()
     it = event_pb2.ToolsOffered(hand=hand, tools_json=text, digest=digest)
     return Event(event_id=f"offered-{epoch}-{head}-{hand}", tools_offered=it)

@@ -7,6 +7,7 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 
 from handmesh.session.v1 import config_pb2
+from services.harness import config as of
 from services.harness import core
 from services.harness.usage import Budgets
 
@@ -32,7 +33,17 @@ def config_of(config: config_pb2.SessionConfig) -> core.Config:
         max_output_tokens=config.max_output_tokens,
         budgets=_budgets(config.budgets),
         context_policy=config.context_policy_json,
+        memory_stores=tuple(
+            of.MemoryStore(store.memory_store_id, store.name, store.read_only, store.description)
+            for store in config.memory_stores
+        ),
+        mesh_tools=tuple(config.mesh_tools),
+        child_limits=_child_limits(config.child_limits) if config.HasField("child_limits") else None,
     )
+
+
+def _child_limits(limits: config_pb2.ChildLimits) -> of.ChildLimits:
+    return of.ChildLimits(limits.max_depth, limits.max_children, _budgets(limits.budgets))
 
 
 def _budgets(budgets: config_pb2.Budgets) -> Budgets:

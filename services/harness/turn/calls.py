@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
-from services.harness.core import ToolResult
+from services.harness.core import MESH, ToolResult
 from services.harness.journal import Journal
+from services.harness.mesh.calls import MeshCalls
 from services.harness.ports import Ports, Sandbox
 from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.core import LookUpTools, RunCall
@@ -20,6 +21,7 @@ from services.harness.turn.offers import offered
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import routes_of
 from services.harness.turn.state import Call, State
+from services.harness.turn.traits import Traits
 from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 
@@ -32,10 +34,12 @@ _AWAY = ("SANDBOX_UNAVAILABLE", "SESSION_UNAVAILABLE")  # the services that a pr
 class Calls:
     """What a turn does with hands and servers. `state` returns the state as it is now."""
 
-    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State]) -> None:
+    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State], traits: Traits) -> None:
         self._journal = journal
         self._ports = ports
+        self._mesh = MeshCalls(ports.mesh)
         self._state = state
+        self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
 
     async def look_up(self, wanted: LookUpTools) -> None:
@@ -50,6 +54,8 @@ class Calls:
 
     async def _hand(self, hand: str, epoch: int, head: int) -> list[Event]:
         config = self._state().config
+        if hand == MESH:
+            return [codec.offered(epoch, head, MESH, self._mesh.offered(config))]
         try:
             toolbox = await self._ports.hands.tools(config.hand_specs[config.hands.index(hand)])
         except ServiceError as problem:
@@ -103,7 +109,7 @@ class Calls:
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
             epoch, now = self._journal.epoch, self._ports.now()
-            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now))
+            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now, self._traits))
 
     async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
         """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
@@ -127,16 +133,34 @@ class Calls:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
-        showing = asyncio.create_task(show(self._journal, run.call.id, self._following(run)), name="show")
-        try:
-            result = await self._execute(run)
-        finally:
-            showing.cancel()
+        result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
         failpoints.hit("harness.result_returned")
         if result.outcome == "GONE" and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
         failpoints.hit("harness.result_stored")
+
+    async def _shown(self, run: RunCall) -> ToolResult:
+        showing = asyncio.create_task(show(self._journal, run.call.id, self._following(run)), name="show")
+        try:
+            return await self._execute(run)
+        finally:
+            showing.cancel()
+
+    async def _of_mesh(self, run: RunCall) -> ToolResult:
+        """Runs a tool of the mesh's own, again while what it needs is away: that changes nothing that was done."""
+        journal, deadline = self._journal, self._ports.now() + TRY_AGAIN_SECONDS
+        while True:
+            try:
+                return await self._mesh.execute(run.call, journal.log, self._state().config, journal.standing)
+            except Conflict:
+                raise  # fenced: the journal will say so
+            except Unavailable as problem:
+                if self._ports.now() >= deadline:
+                    return await self._lost(run, problem)
+            except ServiceError as problem:
+                return await self._lost(run, problem)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def _following(self, run: RunCall) -> Follow:
         if run.sandbox_id:
@@ -178,7 +202,7 @@ class Calls:
         )
 
     async def _lost(self, run: RunCall, problem: ServiceError) -> ToolResult:
-        part = "hand" if run.sandbox_id else "vault_proxy"
+        part = "session" if run.hand == MESH else "hand" if run.sandbox_id else "vault_proxy"
         await self._journal.say(self._raised(part, run.call.id, problem))
         return ToolResult(f"The call failed before it could answer: {problem.message}", "UNKNOWN")
 
@@ -192,6 +216,8 @@ class Calls:
         told = ToolResult("The turn was interrupted before this call ended.", "INTERRUPTED")
         started = call.started
         assert started is not None, "only what a hand has is cancelled"
+        if started.hand == MESH:
+            return told  # it ran here, and does so no more
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 if not started.sandbox_id:

@@ -17,10 +17,10 @@ from services.harness.core import CallStarted, EndReason, ToolCall, ToolResult, 
 from services.harness.turn.budgets import before_any_step, before_asking, before_calling, runs_out
 from services.harness.turn.policies import declined, policy_for, routes_of
 from services.harness.turn.state import Call, State
+from services.harness.turn.traits import USUAL, Traits
 from services.harness.usage import Reached
 
 _NOT_RUN = "This call did not run: the answer broke off inside it, or its input is no JSON object."
-HARNESS = "messages"  # the type that this is
 MAX_MODEL_CALLS_PER_TURN = 200  # when the session's budgets name no other
 
 
@@ -58,7 +58,7 @@ class AskClient:
 
 @dataclass(frozen=True, slots=True)
 class LookUpTools:
-    """Ask hands and servers for their tools, and emit ToolsOffered for each."""
+    """Ask hands (the mesh itself is among them) and servers for their tools, and emit ToolsOffered for each."""
 
     hands: tuple[str, ...]
     servers: tuple[str, ...]
@@ -121,8 +121,11 @@ Action = Deed | EndTurn | FinishCall | Settle | Pause | Rest
 ACTIONS: tuple[type[Action], ...] = get_args(Action)
 
 
-def decide(state: State, now: float) -> Action:
-    """Says what to do next, from what the log says alone. `now` (Unix time, seconds) is for what has become due."""
+def decide(state: State, now: float, traits: Traits = USUAL) -> Action:
+    """Says what a type does next, from what the log says alone. `now` (Unix time, seconds) is for what has become due.
+
+    A session of another type is left to that type's harnesses.
+    """
     if state.unknown:
         return Rest(f"the log holds an event of kind {state.unknown}, which this harness does not know")
     if state.over:
@@ -134,16 +137,16 @@ def decide(state: State, now: float) -> Action:
         return Rest(f"the budget {state.paused} is used up")
     if not state.turn_open:
         return Rest("every message is answered")
-    if state.config.harness != HARNESS:
+    if state.config.harness != traits.name:
         return Rest(f"the session is a {state.config.harness} one now")
-    action = _advance(state, waiting, now) if waiting else _answer(state, now)
+    action = _advance(state, waiting, now) if waiting else _answer(state, now, traits)
     reached = before_any_step(state, now) if isinstance(action, Deed) else None
     return action if reached is None else Pause(reached)
 
 
-def is_answered(state: State) -> bool:
-    """Tells whether only a message is missing for this harness to go on."""
-    elsewhere = state.unknown or state.over or state.paused or state.config.harness != HARNESS
+def is_answered(state: State, traits: Traits = USUAL) -> bool:
+    """Tells whether only a message is missing for a harness of a type to go on."""
+    elsewhere = state.unknown or state.over or state.paused or state.config.harness != traits.name
     return not (elsewhere or state.turn_open)
 
 
@@ -170,7 +173,7 @@ def _stop(state: State, waiting: tuple[Call, ...]) -> Action:
     return EndTurn("INTERRUPTED", state.interrupt)
 
 
-def _answer(state: State, now: float) -> Action:
+def _answer(state: State, now: float, traits: Traits) -> Action:
     """All calls are settled and a message is unanswered or being answered: ask, or end the turn."""
     reply = state.reply
     read = reply.read if reply else 0
@@ -184,21 +187,18 @@ def _answer(state: State, now: float) -> Action:
     reached = before_asking(state)
     if reached is not None:
         return Pause(reached)
-    missing = LookUpTools(
-        tuple(hand for hand in state.config.hands if _unoffered(state, hand)),
-        tuple(server for server in state.config.servers if _unoffered(state, server)),
-    )
-    if missing.hands or missing.servers:
+    missing = LookUpTools(_unoffered(state, state.config.offering), _unoffered(state, state.config.servers))
+    if traits.tools and (missing.hands or missing.servers):
         return missing
     if state.retry is not None and state.retry.at > now:
         return Rest("the model is asked again later", state.retry.at)
     return AskModel(state.head)
 
 
-def _unoffered(state: State, hand: str) -> bool:
-    """A look-up that failed is made again in the next turn."""
-    offer = state.offers.get(hand)
-    return offer is None or (offer.failed and offer.position <= state.settled)
+def _unoffered(state: State, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns whose tools are to be looked up. A look-up that failed is made again in the next turn."""
+    offers = [(name, state.offers.get(name)) for name in names]
+    return tuple(name for name, it in offers if it is None or (it.failed and it.position <= state.settled))
 
 
 def _reason(stop_reason: str) -> EndReason:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable
 
-from services.harness.core import Config, Policy, PolicyAction, ToolResult, ToolSpec
+from services.harness.core import MESH, Config, Policy, PolicyAction, ToolResult, ToolSpec
 from services.harness.turn.state import Call, State
 
 
 def routes_of(state: State) -> dict[str, tuple[str, str, ToolSpec]]:
     """Maps each offered tool's name to its hand or server, the name that one knows it by, and its description.
 
-    A client's own tool takes the place of a hand's of the same name.
+    A client's own tool takes the place of any other of the same name, and one of the mesh that of a hand's: so no hand
+    can pass for the session's memory.
     """
     routes: dict[str, tuple[str, str, ToolSpec]] = {}
     own = {spec.name for spec in state.config.custom_tools}
-    for hand in (*state.config.hands, *state.config.servers):
+    mesh = (MESH,) if state.config.asks_mesh else ()
+    for hand in (*state.config.hands, *state.config.servers, *mesh):
         offer = state.offers.get(hand)
         for spec in offer.tools if offer else ():
             if spec.name in own:

@@ -18,6 +18,7 @@ from services.harness.loops.messages.told import cause, conversation
 from services.harness.turn.state import State
 
 FULL = "CONTEXT_FULL"
+FRESH = "; what was said before is in a summary already"
 TASK_CHARACTERS = 8_000  # of each message that is being worked on
 ASKING = """\
 [From the harness, not from the user: the context window of this conversation is nearly full. Write a summary of \

@@ -1,228 +1,45 @@
-"""The shell around `decide`: read, decide, do, say what happened, again.
-
-Whatever takes time runs as a task under a key: `model`, `tools`, `hand <name>` or a call's id. After every event the
-state is asked what to do; what runs already goes on, what is no longer decided is cancelled. So an interrupt, a
-message or another harness takes hold at once, and calls run side by side.
-"""
+"""How the `messages` type answers: with what Claude says to the session's conversation."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable
 
-from services.harness.adapters import codec
-from services.harness.core import Fact
-from services.harness.journal import Changed, Fenced, Journal
+from services.harness.journal import Journal
 from services.harness.loops.messages.asking import Asking
-from services.harness.loops.messages.lately import Known, Lately
-from services.harness.ports import LINGERING, Ports, Progress, SessionLog
-from services.harness.turn import core
-from services.harness.turn.ahead import turn_ended
-from services.harness.turn.calls import Calls
-from services.harness.turn.state import State, fold
-from services.kit import ids
-from services.kit.errors import Conflict
-from services.kit.logs import Log
+from services.harness.loops.messages.told import Told
+from services.harness.ports import Ports
+from services.harness.turn import lately
+from services.harness.turn.replies import Replies
+from services.harness.turn.state import State
+from services.harness.turn.traits import Traits
 
-LINGER_SECONDS = 10.0  # a rest that is shorter is spent here: being woken again costs more
-
-_log = Log("services.harness.loops.messages")
+TRAITS = Traits("messages")
 
 
-class MessagesType:
-    """Claude's Messages API as the brain: the default type."""
+class Messages:
+    """One run's questions to the model (see `Answering`)."""
 
-    description = "Claude through the Messages API, with the session's hands, servers and custom tools."
+    def __init__(self, journal: Journal, ports: Ports, state: Callable[[], State], told: lately.Told | None) -> None:
+        assert told is None or isinstance(told, Told)
+        self._replies = Replies(journal, ports, state, TRAITS)
+        self._asking = Asking(journal, ports, state, told, self._replies)
 
-    def __init__(self) -> None:
-        self._lately = Lately()
+    @property
+    def told(self) -> Told | None:
+        """What the model was told."""
+        return self._asking.told
 
-    async def run(self, log: SessionLog, ports: Ports, instance: str, progress: Progress) -> float | None:
-        """Takes the session up and works until there is nothing to do (see `HarnessType.run`)."""
-        known = self._lately.take(log.session_id)
-        turn = Turn(log, ports, progress, known)
-        try:
-            await turn.journal.open()
-            action = await self._take_up(turn, instance)
-            if isinstance(action, core.Rest):
-                return action.until
-            return await turn.work()
-        except Fenced:
-            _log.info("another harness owns the session", session_id=log.session_id, epoch=turn.journal.epoch)
-            return None
-        except Changed:
-            _log.warning("the log is another one than before", session_id=log.session_id)
-            turn.journal.last = None
-            return ports.now()  # it is read anew
-        finally:
-            await turn.close()
-            if turn.journal.last is not None:
-                self._lately.keep(log.session_id, turn.state, turn.journal.last, turn.asking.told, known)
+    def prepare(self) -> None:
+        """Loads the model's library."""
+        self._replies.prepare()
 
-    async def _take_up(self, turn: Turn, instance: str) -> core.Action:
-        """Takes the session up and returns what is to be done. Raises Conflict when another harness was faster."""
-        epoch = turn.state.epoch
-        while True:
-            action, head = turn.decide(), turn.state.head
-            if isinstance(action, core.Rest):
-                return action
-            turn.begin(action)
-            try:
-                await turn.journal.take_up(codec.woke(ids.mint("woke"), "messages", instance))
-            except Conflict as conflict:
-                await turn.cancel()
-                await turn.journal.reach_conflict(conflict)
-                if turn.state.epoch != epoch or turn.state.head == head:
-                    raise
-            else:
-                turn.took_up()
-                return action
+    async def answer(self) -> None:
+        """Asks the model and says what it answered, or that it did not."""
+        await self._asking.ask(await self._replies.newest())
 
-
-class Turn:
-    """One run over one session: the state as it was read, and what is being done."""
-
-    def __init__(self, log: SessionLog, ports: Ports, progress: Progress, known: Known | None) -> None:
-        self.state = known.state if known else State()
-        self.journal = Journal(log, self._apply, known.last if known else None)
-        self._ports = ports
-        self._progress = progress
-        self._calls = Calls(self.journal, ports, lambda: self.state)
-        self.asking = Asking(self.journal, ports, lambda: self.state, known.told if known else None)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._newest: asyncio.Task[str] | None = None
-
-    def _apply(self, fact: Fact) -> None:
-        self.state = fold(self.state, fact)
-
-    def decide(self) -> core.Action:
-        """Says what to do now."""
-        return core.decide(self.state, self._ports.now())
-
-    def took_up(self) -> None:
-        """Tells that the session is this harness's."""
-        self._progress.took_up(self.journal.epoch)
-
-    def begin(self, action: core.Action) -> None:
-        """Asks the model while the session is being taken up. What it answers is shown and said once that is done.
-
-        When another harness was faster, the question is cut off. The model's library loads while tools are looked up.
-        """
-        if self._newest is None:
-            self._newest = asyncio.create_task(self._ports.model.newest(), name="newest model")
-        if isinstance(action, core.AskModel):
-            self._start("model", self._ask())
-
-    async def work(self) -> float | None:
-        """Works until the state says to rest; returns until when, if not only until something happens."""
-        while True:
-            self.journal.check()
-            head, now = self.state.head, self._ports.now()
-            action = core.decide(self.state, now)
-            if isinstance(action, core.Rest):
-                await self.cancel()
-                if action.until is not None and action.until - now <= LINGER_SECONDS:
-                    await self._wait(head, max(0.0, action.until - now))
-                    continue
-                if core.is_answered(self.state) and await self._lingered(head):
-                    continue
-                _log.info("resting", session_id=self.journal.log.session_id, why=action.why)
-                return action.until
-            if await self._act(action):
-                continue
-            due = core.due(self.state, now)
-            await self._wait(head, None if due is None else due - now)
-
-    async def _lingered(self, head: int) -> bool:
-        """Keeps a session that needs nobody for a while. Tells whether something was said to it."""
-        seconds = self._progress.linger()
-        if seconds <= 0:
-            return False
-        self._progress.step(LINGERING)
-        self.journal.shelf.clear()
-        await self._wait(head, seconds)
-        return self.state.head != head
-
-    async def _act(self, action: core.Action) -> bool:
-        """Does or starts what was decided. Tells whether it was done at once."""
-        match action:
-            case core.EndTurn():
-                await self.cancel()
-                await self.journal.propose(turn_ended(self.state, action, self.journal.epoch))
-            case core.FinishCall(call=call, result=result):
-                await self.cancel(call.id)
-                settled = codec.call_finished(call.id, *await self.journal.shelf.fitted(result))
-                await self.journal.propose(settled)  # only proposed: a client's answer may have come before
-            case core.AskConfirmation(call=call):
-                position = self.state.reply.position if self.state.reply else 0
-                await self.journal.propose(codec.confirmation_asked(self.journal.log.session_id, position, call))
-            case core.AskClient(call=call, due=due):
-                await self.journal.propose(codec.custom_asked(call, due))
-            case core.Pause(reached=reached):
-                await self.cancel()
-                await self.journal.propose(codec.budget_reached(self.journal.epoch, self.state.head, reached))
-            case core.Settle(calls=calls):
-                await self.cancel()
-                await self._calls.settle(calls)
-            case core.LookUpTools():
-                self._start("tools", self._calls.look_up(action))
-                return False
-            case core.RunCalls(calls=calls, provision=hands):
-                for hand in hands:
-                    self._start(f"hand {hand}", self._calls.provision(hand))
-                for run in calls:
-                    self._start(run.call.id, self._calls.run(run))
-                return False
-            case core.AskModel():
-                self._start("model", self._ask())
-                return False
-        return True
-
-    def _start(self, key: str, work: Coroutine[Any, Any, None]) -> None:
-        if key in self._tasks:
-            work.close()
-            return
-        self._progress.step(key)
-        self._tasks[key] = asyncio.create_task(work, name=key)
-
-    async def _wait(self, head: int, seconds: float | None = None) -> None:
-        """Waits until an event came, a task ended or some time has passed. Raises what a task raised."""
-        news = asyncio.create_task(self.journal.wait(head))
-        try:
-            await asyncio.wait({news, *self._tasks.values()}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
-        stopped = news.exception() if news.done() and not news.cancelled() else None
-        for key, task in list(self._tasks.items()):
-            if task.done():
-                del self._tasks[key]
-                task.result()
-        if stopped is not None:
-            raise stopped
-
-    async def cancel(self, *keys: str) -> None:
-        """Stops what is being done, all of it or what these keys name. What hands do goes on, by its ids."""
-        stopped = [self._tasks.pop(key) for key in keys or tuple(self._tasks) if key in self._tasks]
-        for task in stopped:
-            task.cancel()
-        if stopped:
-            await asyncio.wait(stopped)
-        for task in stopped:
-            if not task.cancelled():
-                task.exception()  # what one of them raised has ended the run; the others' say the same
+    async def rest(self) -> None:
+        """Keeps nothing between two answers."""
 
     async def close(self) -> None:
-        """Ends the run: nothing of it goes on in this process."""
-        await self.cancel()
-        if self._newest is not None:
-            self._newest.cancel()
-            await asyncio.wait({self._newest})
-        await self.journal.close()
-
-    async def _ask(self) -> None:
-        """Asks the model and says what it answered, or that it did not."""
-        assert self._newest is not None
-        for _ in range(2):
-            await asyncio.sleep(0)  # what takes the session up leaves first: the reply waits for it
-        await self.asking.ask(await asyncio.shield(self._newest))
+        """Stops the loading."""
+        await self._replies.close()

@@ -130,9 +130,7 @@ def _head(state: State, newest_model: str, start: int, system: str, policy: Poli
 
 def _tools(state: State) -> list[Block]:
     specs = [spec for _, _, spec in routes_of(state).values()] + list(state.config.custom_tools)
-    return [
-        {"name": spec.name, "description": spec.description, "input_schema": json.loads(spec.schema)} for spec in specs
-    ]
+    return [spec.definition() for spec in specs]
 
 
 def _within_limits(said: Sequence[Any]) -> bool:

@@ -35,6 +35,7 @@ BUCKETS = (
     "memories",
     "memory_versions",
     "timers",
+    "hand_tokens",
 )
 AUDIT = "KV_audit"
 AUDIT_DAYS = 365  # unless the operator says otherwise

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Protocol
 
 from services.harness.core import CallFinished, DoorRefused, Fact
-from services.harness.loops.messages.told import Told
 from services.harness.turn.state import Link, State
 
 MAX_SESSIONS = 256
 MAX_BYTES = 2 * 1024 * 1024  # of what is remembered, as far as it grows with the conversation
 FACT_BYTES = 600  # that a fact takes beside its text
+
+
+class Told(Protocol):
+    """What a type remembers of what it made of a log. Whoever has lost it makes the same of the log again."""
+
+    @property
+    def size(self) -> int:
+        """Returns about how many bytes it takes."""
 
 
 @dataclass(frozen=True)
