@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from services.harness.loops.messages.view import view
 from services.harness.model_profiles import ANXIOUS, SMALL
 from services.harness.ports import Answer, ModelFailure
 from services.harness.turn.state import fold_all
+from tests.harness.api import talking
 from tests.support.harness_ports import MemoryHands, MemoryLog, ScriptedModel, Step, Told, message, ports, said
 
 BASH = ("bash", {"command": "ls"})
@@ -244,3 +246,31 @@ async def test_a_refused_turn_behind_a_summary_leaves_the_summary() -> None:
     model = await run(log, said())
     ((_, told),) = texts(model.requests[0])
     assert told[1] == "what was done" and told[-1] == "third"
+
+
+EDITS = json.dumps({"api": {"edits": [{"type": "clear_tool_uses_20250919"}, {"type": "compact_20260112"}]}})
+
+
+async def test_the_api_cuts_and_summarises_by_itself(tmp_path: Path) -> None:
+    """The request asks for it, with the betas that it needs; what the API says that it did is in the log, its summary
+    goes back as it came, and its tokens are paid for."""
+    applied = {"type": "clear_tool_uses_20250919", "cleared_input_tokens": 900, "cleared_tool_uses": 4}
+    first = {
+        "say": [{"block": {"type": "compaction", "content": "what was"}}, {"text": "and so on"}],
+        "applied_edits": [applied],
+        "compacted": {"input_tokens": 70_000, "output_tokens": 500},
+        "times": 1,
+    }
+    settings = SessionConfig(context_policy_json=EDITS, model="claude-opus-4-8")
+    async with talking(tmp_path, {"turns": [first, {"say": [{"text": "fine"}]}]}, config=settings) as (server, session):
+        await session.run()
+        await session.say("next")
+    assert [request.status for request in server.requests] == [200, 200]
+    assert server.requests[0].headers["anthropic-beta"] == "compact-2026-01-12,context-management-2025-06-27"
+    one, two = session.log.only("model_replied")
+    assert json.loads(one.context_edits_json) == [applied] and two.context_edits_json == ""
+    assert one.usage.input_tokens > 70_000 and one.usage.output_tokens > 500
+    body = server.requests[1].body
+    assert body is not None
+    assert body["context_management"] == json.loads(EDITS)["api"]
+    assert body["messages"][1]["content"][0] == {"type": "compaction", "content": "what was"}

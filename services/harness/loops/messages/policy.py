@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from services.harness.model_profiles import EDITS, SMALL, Context
+from services.harness.model_profiles import BETAS, CLEAR_THINKING, SMALL, Context
 from services.kit.errors import Invalid
 
 MAX_INSTRUCTIONS = 10_000  # characters
@@ -125,11 +125,13 @@ def _api(policy: Policy, value: Any, model: Context) -> Policy:
     for place, edit in enumerate(edits):
         kind = edit.get("type") if isinstance(edit, dict) else None
         path = f"api.edits[{place}].type"
-        if kind not in EDITS:
-            raise _wrong(path, f"is {kind!r}; expected one of {', '.join(EDITS)}")
-        if EDITS[kind] not in model.betas:
-            raise _wrong(path, f"is {kind}, which the API does not have for this session's model")
-        needed.add(EDITS[kind])
+        if kind not in BETAS:
+            raise _wrong(path, f"is {kind!r}; expected one of {', '.join(BETAS)}")
+        if kind not in model.edits:
+            raise _wrong(path, f"is {kind}, which the API does not make for this session's model")
+        if kind == CLEAR_THINKING and place:
+            raise _wrong(path, f"is {kind}, which has to be the first one")
+        needed.add(BETAS[kind])
     text = json.dumps(edits, separators=(",", ":"), ensure_ascii=False) if edits else ""
     return replace(policy, edits=text, betas=tuple(sorted(needed)))
 
