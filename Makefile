@@ -24,6 +24,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]' --constraint constraints.txt
 	@touch $@
 
+.PHONY: claude-code
+claude-code: setup ## Install Claude Code with its SDK (385 MB) for the `claude_code` harness type
+	@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[claude-code]' --constraint constraints.txt
+
 .PHONY: image
 image: ## Build handmesh/base:latest, the root file system of Docker hands (as root, on Debian or Ubuntu)
 	@ci/base-image
@@ -129,7 +133,7 @@ isolated: setup ## Start each service from its extra and its own folder alone
 .PHONY: lock
 lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic: the newest)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --quiet --upgrade \
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --extra claude-code --universal --python-version 3.11 --quiet --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
 		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' --output-file constraints.txt
 

@@ -32,6 +32,13 @@ class RunOptions:
     vaults: Sequence[str] = ()
     labels: Sequence[str] = ()
     budgets: Sequence[str] = ()
+    harness: str = ""
+    mesh_tools: Sequence[str] = ()
+    children: int = 0
+    child_depth: int = 0
+
+
+SESSION_TOOLS = ("start_session", "send_message", "wait_for_session", "end_session", "list_sessions")
 
 
 def config_of(options: RunOptions) -> config_pb2.SessionConfig:
@@ -47,6 +54,7 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
 
     servers = [named("--mcp", "NAME=URL", each) for each in options.mcp]
     return config_pb2.SessionConfig(
+        harness=options.harness,
         model=options.model,
         system=options.system,
         title=options.title,
@@ -56,7 +64,17 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         vault_ids=list(options.vaults),
         labels=labels_of(options.labels),
         budgets=budgets_of(options.budgets) if options.budgets else None,
+        mesh_tools=options.mesh_tools or (SESSION_TOOLS if options.children else ()),
+        child_limits=_child_limits(options),
     )
+
+
+def _child_limits(options: RunOptions) -> config_pb2.ChildLimits | None:
+    if options.child_depth and not options.children:
+        raise UsageError("--child-depth says how deep: say how many, too, with --children")
+    if not options.children:
+        return None
+    return config_pb2.ChildLimits(max_children=options.children, max_depth=options.child_depth)
 
 
 def named(option: str, form: str, value: str) -> tuple[str, str]:

@@ -33,14 +33,12 @@ _RETRY = {
 _OPTIONS = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
     ("grpc.max_send_message_length", MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+_KEEPALIVE = ("grpc.keepalive_time_ms", "grpc.keepalive_timeout_ms", "grpc.http2.ping_timeout_ms")
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -53,13 +51,18 @@ class Link:
     """
 
     def __init__(
-        self, address: str, api_key: str | None, ca_file: Path | None, once: Sequence[tuple[str, str]] = ()
+        self,
+        address: str,
+        api_key: str | None,
+        ca_file: Path | None,
+        once: Sequence[tuple[str, str]] = (),
+        keepalive_ms: int = KEEPALIVE_MS,
     ) -> None:
         self.address = address
         self.metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         methods: list[dict[str, object]] = [{"name": [{"service": each, "method": method}]} for each, method in once]
         config = json.dumps({"methodConfig": [*methods, {"name": [{}], "retryPolicy": _RETRY}]})
-        options = [*_OPTIONS, ("grpc.service_config", config)]
+        options = [*_OPTIONS, *((name, keepalive_ms) for name in _KEEPALIVE), ("grpc.service_config", config)]
         if is_loopback(address):
             self.channel = grpc.aio.insecure_channel(address, options)
         else:

@@ -39,16 +39,21 @@ def check_conversation(request: dict[str, Any], version: str) -> Iterator[str]:
     yield from _check_end(messages, request["model"])
 
 
+def is_directive(message: Message) -> bool:
+    """Tells whether a message only changes how the model answers from there on: Claude Code sends such (a beta)."""
+    return message["role"] == "system" and not blocks(message["content"]) and bool(message.get("output_config"))
+
+
 def _kinds(messages: list[Message]) -> set[str]:
     return {block["type"] for message in messages for block in blocks(message["content"])}
 
 
 def _check_roles(messages: list[Message], model: str) -> Iterator[str]:
-    if messages[0]["role"] == "assistant":
+    if messages[0]["role"] == "assistant" or all(map(is_directive, messages)):
         yield 'messages: first message must use the "user" role'
     rules = MODELS.get(model)
     for index, message in enumerate(messages):
-        if message["role"] != "system":
+        if message["role"] != "system" or is_directive(message):
             continue
         if rules and not rules.system_messages:
             yield f"messages.{index}: role 'system' is not supported on this model"
@@ -90,7 +95,7 @@ def _check_text(message: Message, index: int) -> Iterator[str]:
     if not content:
         if message["role"] == "user":
             yield f"messages.{index}: user messages must have non-empty content"
-        elif message["role"] == "system":
+        elif message["role"] == "system" and not is_directive(message):
             yield f"messages.{index}: system content must contain at least one block"
         return
     if any(block["type"] == "text" and not block["text"] for block in content):
@@ -131,6 +136,8 @@ def _check_pairs(messages: list[Message]) -> Iterator[str]:
     """Yields calls without a result right behind them, results without a call right before them, and double results."""
     called: list[str] = []
     for index, message in enumerate([*messages, {"role": "user", "content": []}]):
+        if is_directive(message):
+            continue
         content = blocks(message["content"])
         leading = _leading_results(content) if message["role"] == "user" else []
         missing = [call for call in called if call not in leading]
@@ -174,8 +181,9 @@ def _check_results(content: list[dict[str, Any]], called: list[str], index: int)
 
 def _check_end(messages: list[Message], model: str) -> Iterator[str]:
     """Yields what is wrong with an assistant's text at the end, which the model would go on from (prefill)."""
-    content = blocks(messages[-1]["content"])
-    if messages[-1]["role"] != "assistant" or (content and content[-1]["type"] != "text"):
+    last = next(message for message in reversed(messages) if not is_directive(message))
+    content = blocks(last["content"])
+    if last["role"] != "assistant" or (content and content[-1]["type"] != "text"):
         return
     rules = MODELS.get(model)
     if rules and not rules.prefill:

@@ -27,7 +27,7 @@ from handmesh.scripted_model.stream import Answer, Part, Text, Thinking, ToolUse
 from handmesh.scripted_model.usage import Usage, tokens_of_text
 from handmesh.scripted_model.view import RequestView
 
-PLACEHOLDER = re.compile(r"\{(last_tool_result|last_user_text|unique_id)\}")
+PLACEHOLDER = re.compile(r"\{(last_tool_result|last_user_text|unique_id|result [1-9] [a-z_]{1,40})\}")
 NOTHING = "(nothing)"  # stands for an empty text: a block of empty text would be refused when it comes back
 
 
@@ -149,12 +149,27 @@ def _values(view: RequestView, index: int) -> dict[str, str]:
         "last_tool_result": (result.text if result else "") or NOTHING,
         "last_user_text": view.user_text or NOTHING,
         "unique_id": _id(view.fingerprint, f"block {index}"),
+        **_fields(view),
     }
+
+
+def _fields(view: RequestView) -> dict[str, str]:
+    """Returns the texts in those results that are JSON objects, as `result N KEY`."""
+    found: dict[str, str] = {}
+    for number, result in enumerate(view.results, 1):
+        try:
+            fields = json.loads(result.text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(fields, dict):
+            texts = {key: value for key, value in fields.items() if isinstance(value, str)}
+            found |= {f"result {number} {key}": text for key, text in texts.items()}
+    return found
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Puts values in the places of their names in braces; all other braces stay as they are."""
-    return PLACEHOLDER.sub(lambda found: values[found[1]], text)
+    return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
 
 
 def _fill_all(value: Any, values: Mapping[str, str]) -> Any:

@@ -39,7 +39,8 @@ VERSIONS = (NEWEST_VERSION, "2023-06-01")
 MAX_MESSAGES = 100_000
 MAX_JSON_DEPTH = 100  # levels of nesting; the recursive checks stay far from the interpreter's limit
 
-_DISPLAY = {"display": nullable(one_of("summarized", "omitted"))}
+_DISPLAY = {"display": nullable(one_of("summarized", "omitted", "updates"))}
+_UPDATES = "thinking-display-updates-"  # the beta that has the last one; Claude Code asks for it
 _THINKING = tagged({
     "enabled": record({"type": anything, "budget_tokens": integer(1024)}, _DISPLAY),
     "adaptive": record({"type": anything}, _DISPLAY),
@@ -172,6 +173,9 @@ def _problems(
             yield invalid(str(finding))
     request = {name: value for name, value in body.items() if name in required or name in optional}
     yield from map(invalid, check_context_management(request, betas))
+    thinking = request.get("thinking") or {}
+    if thinking.get("display") == "updates" and _UPDATES not in headers.get("anthropic-beta", ""):
+        yield invalid(f"thinking.{thinking['type']}.display: Input should be 'summarized' or 'omitted'")
     if not request["messages"]:
         yield invalid("messages: at least one message is required")
     yield from map(invalid, _check_parameters(request))

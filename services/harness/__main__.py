@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import pkgutil
 import random
 import socket
 import sys
@@ -13,28 +11,36 @@ from os import getpid
 
 from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
-from services.harness import loops
 from services.harness.adapters.anthropic import AnthropicModel
+from services.harness.adapters.giving import RemoteGiving
+from services.harness.adapters.memories import RemoteMemories
+from services.harness.adapters.others import RemoteOthers
 from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
 from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
-from services.harness.ports import HarnessType, Ports
+from services.harness.mesh.hands import HandOvers
+from services.harness.mesh.memory import MemoryTools
+from services.harness.mesh.session_events import SessionEvents
+from services.harness.mesh.sessions import SessionTools
+from services.harness.ports import Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
 from services.harness.server import HarnessServicer
 from services.harness.settings import Settings
+from services.harness.types import Listed, TypesError, found
 from services.kit.channels import connect
 from services.kit.serving import Server, main, until_signal
 
 DRAIN_SECONDS = 4.0  # that an answer of the model has to end after SIGTERM
 
 
-def harness_types(settings: Settings) -> dict[str, HarnessType]:
-    """Makes every harness type that has a folder under `loops/`."""
-    names = [module.name for module in pkgutil.iter_modules(loops.__path__)]
-    return {name: importlib.import_module(f"{loops.__name__}.{name}").make(settings) for name in names}
+def _types(settings: Settings) -> tuple[Listed, ...]:
+    try:
+        return found(settings)
+    except TypesError as problem:
+        sys.exit(f"harness: {problem}")
 
 
 def _prices(settings: Settings) -> Prices:
@@ -48,19 +54,27 @@ def _prices(settings: Settings) -> Prices:
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
-    prices = _prices(settings)
-    session = SessionServiceStub(connect(settings.session_address, settings.tls_dir))
+    prices, listed = _prices(settings), _types(settings)
+    types = {each.name: each.kind for each in listed if each.kind is not None}
+    to_session = connect(settings.session_address, settings.tls_dir)
+    to_sandbox = connect(settings.sandbox_address, settings.tls_dir)
+    session = SessionServiceStub(to_session)
     model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
     ports = Ports(
         model=model,
-        hands=RemoteHands(connect(settings.sandbox_address, settings.tls_dir)),
+        hands=RemoteHands(to_sandbox),
         servers=RemoteServers(connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE)),
         now=time.time,
         jitter=random.random,
         prices=prices,
         pictures=ProcessPictures(),
+        mesh=(
+            MemoryTools(RemoteMemories(to_session)),
+            SessionEvents(),
+            SessionTools(RemoteOthers(session), time.time),
+            HandOvers(RemoteGiving(to_sandbox, session)),
+        ),
     )
-    types = harness_types(settings)
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(
         types,
@@ -73,7 +87,7 @@ async def run(settings: Settings) -> None:
     server = Server(settings)
     claims = Claims(session, runs, sorted(types), instance)
     servicer = HarnessServicer(
-        runs, types, lambda session_id: offer(session, session_id), lambda: claims.drain(DRAIN_SECONDS)
+        runs, listed, lambda session_id: offer(session, session_id), lambda: claims.drain(DRAIN_SECONDS)
     )
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")

@@ -104,6 +104,12 @@ def text_block(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
+def text_of(content: str) -> str:
+    """Returns the text of a content's blocks, a blank line between two; empty for no content."""
+    blocks = json.loads(content) if content else []
+    return "\n\n".join(str(block["text"]) for block in blocks if block.get("type") == "text" and block.get("text"))
+
+
 def shortened(output: str, note: str, limit: int = MAX_OUTPUT_BYTES) -> str:
     """Keeps a text's head and tail, at most `limit` bytes, with a note between them about what is left out."""
     data = output.encode("utf-8", "replace")

@@ -54,6 +54,15 @@ class MemoryStore:
 
 
 @dataclass(frozen=True, slots=True)
+class LogView:
+    """A file in a hand that has the session's log, from a position on."""
+
+    hand: str
+    path: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChildLimits:
     """What sessions a session may start. Zeros are as in the configuration."""
 
@@ -83,6 +92,7 @@ class Config:
     memory_stores: tuple[MemoryStore, ...] = ()
     mesh_tools: tuple[str, ...] = ()
     child_limits: ChildLimits | None = None
+    log_views: tuple[LogView, ...] = ()
 
     @property
     def asks_mesh(self) -> bool:

@@ -191,11 +191,32 @@ class Provisioned(Happened):
 
 
 @dataclass(frozen=True, slots=True)
-class Detached(Happened):
-    """A hand's sandbox is gone."""
+class Attached(Happened):
+    """A hand joined the session. `read_only` means that another session owns it."""
 
     hand: str
     sandbox_id: str
+    from_session_id: str = ""
+    read_only: bool = False
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred(Happened):
+    """A hand goes to another session."""
+
+    hand: str
+    sandbox_id: str
+    to_session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Detached(Happened):
+    """A hand's sandbox is gone, or was taken from the session: `taken` is what people are told of that."""
+
+    hand: str
+    sandbox_id: str
+    taken: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +292,7 @@ Step = (
     | Rendered
     | Ended
 )
-Around = Started | Configured | Message | Interrupt | Woke | Detached | Paused | SessionOver | Other | Unknown
-Said = Message | Replied | CallFinished | DoorRefused | Compacted  # what a request to the model is made of
+Around = Started | Configured | Message | Interrupt | Woke | Paused | SessionOver | Other | Unknown
+HandNews = Attached | Transferred | Detached
+Said = Message | Replied | CallFinished | DoorRefused | HandNews | Compacted  # what a request to the model is made of
 Fact = OfCall | Step | Around | Said

@@ -134,6 +134,14 @@ class Journal:
         if len(events) == 1 or not await self._said_next(*events):
             await self.say(events[0])
 
+    async def say_while(self, wanted: Callable[[], bool], *events: Event) -> bool:
+        """Appends a fact as `say_with` does, as long as the log as it was read still wants it. Tells whether it did."""
+        while wanted():
+            if await self._said_next(*events):
+                return True
+            events = events[:1]
+        return False
+
     async def _said_next(self, *events: Event) -> bool:
         try:
             await self._append(events, self.head)

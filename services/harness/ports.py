@@ -1,4 +1,7 @@
-"""What a harness is given: a session's log, a model, hands and servers; and what a harness type is."""
+"""What a harness is given: a session's log, a model, hands and servers; and what a harness type is.
+
+Longer than a module should be: a short port for each part of the mesh.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,15 @@ class Previews(Protocol):
         """Sends what is left, for at most a second."""
 
 
+@dataclass(frozen=True)
+class Slice:
+    """Events in the order asked for. `next` is where to go on, 0 when the slice is complete; `head` the log's end."""
+
+    events: Sequence[Event]
+    next: int
+    head: int
+
+
 class SessionLog(Protocol):
     """One session's log."""
 
@@ -80,6 +92,14 @@ class SessionLog(Protocol):
         """Returns what a blob holds; None when it has more than `max_bytes`.
 
         Raises Gone (`BLOB_NOT_FOUND`), Invalid (`ID_INVALID`) and Unavailable.
+        """
+
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        """Reads events of [start, end), 0 for an end meaning the log's. Without kinds all of them; `most` 0 means 100.
+
+        Going back one starts at `end`, and goes on with the slice's `next` as the end. Raises Invalid and Unavailable.
         """
 
     def previews(self, epoch: int) -> Previews:
@@ -149,6 +169,7 @@ class Sandbox:
     sandbox_id: str
     environment: str
     unenforced_limits: tuple[str, ...] = ()
+    attached: bool = False  # a standing hand: that it came, the sandbox service says in the log
 
 
 @dataclass(frozen=True)
@@ -162,11 +183,11 @@ class Standing:
 class Hands(Protocol):
     """Sandboxes. `spec` is a serialized HandSpec; errors are ServiceErrors, Conflict (`EPOCH_STALE`) among them."""
 
-    async def tools(self, spec: bytes) -> Toolbox:
-        """Lists the tools that the hand will have. Provisions nothing."""
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
+        """Lists the tools that the hand will have, or those of a sandbox that there is. Provisions nothing."""
 
     async def provision(self, session_id: str, hand: str, spec: bytes, generation: int, under: Standing) -> Sandbox:
-        """Makes the hand's sandbox. Idempotent by session, hand and generation."""
+        """Makes the hand's sandbox. Idempotent by session, hand and generation. A standing hand is attached instead."""
 
     async def execute(self, sandbox_id: str, tool: str, input: str, execution_id: str, under: Standing) -> ToolResult:
         """Runs a tool once, however often it is called with the id, and waits for its result."""
@@ -179,6 +200,15 @@ class Hands(Protocol):
 
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         """Kills an execution, or makes sure that it never starts."""
+
+    async def extend(self, sandbox_id: str, path: str, piece: bytes, offset: int, under: Standing) -> None:
+        """Puts a piece of at most 1 MiB behind so many bytes of a file that tools may read; 0 replaces the file.
+
+        Raises Invalid (`RESOURCE_INVALID`) when that is not all that the file has.
+        """
+
+    async def end_of(self, sandbox_id: str, path: str, most: int) -> tuple[int, bytes]:
+        """Returns how many bytes a file has, and the last of them; of a file that is not there, none."""
 
 
 class Servers(Protocol):
@@ -239,6 +269,10 @@ class Progress(Protocol):
 
     def linger(self) -> float:
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
+
+
+class NotAvailable(Exception):
+    """A harness type cannot be had on this machine. The text says what is missing, and how to get it."""
 
 
 class HarnessType(Protocol):

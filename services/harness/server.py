@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from handmesh.harness.v1 import harness_pb2 as pb
@@ -14,8 +14,8 @@ from handmesh.session.v1.session_pb2 import (
     OFFER_OUTCOME_OFFERED,
     OfferWorkResponse,
 )
-from services.harness.ports import HarnessType
 from services.harness.runs import Runs
+from services.harness.types import Listed
 from services.kit.guard import Context
 
 _OUTCOMES = {
@@ -31,7 +31,7 @@ class HarnessServicer(HarnessServiceServicer):
     def __init__(
         self,
         runs: Runs,
-        types: dict[str, HarnessType],
+        types: Sequence[Listed],
         offer: Callable[[str], Awaitable[OfferWorkResponse]],
         drain: Callable[[], Coroutine[Any, Any, None]],
     ) -> None:
@@ -52,10 +52,10 @@ class HarnessServicer(HarnessServiceServicer):
     async def ListHarnessTypes(
         self, request: pb.ListHarnessTypesRequest, context: Context
     ) -> pb.ListHarnessTypesResponse:
-        types = sorted(self._types.items())
-        return pb.ListHarnessTypesResponse(
-            types=[pb.HarnessType(name=name, description=kind.description) for name, kind in types]
-        )
+        types = [
+            pb.HarnessType(name=it.name, description=it.description, unavailable=it.unavailable) for it in self._types
+        ]
+        return pb.ListHarnessTypesResponse(types=types)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         answer = pb.ListRunsResponse(capacity=self._runs.capacity, draining=self._runs.draining)

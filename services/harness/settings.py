@@ -15,6 +15,14 @@ def seconds(value: str) -> float:
     return float(value)
 
 
+def names(value: str) -> tuple[str, ...]:
+    """Takes names, joined by commas."""
+    found = tuple(each.strip() for each in value.split(","))
+    if not all(found):
+        raise ValueError("names, joined by commas")
+    return found
+
+
 @dataclass(frozen=True)
 class Settings(Mesh):
     """Settings of the harness service."""
@@ -42,9 +50,21 @@ class Settings(Mesh):
         "TOML file of models' prices, before the built-in ones.",
     )
     capacity: int = setting("HANDMESH_CAPACITY", whole, 100, "Most sessions that this harness works on at once.")
+    claude_code_processes: int = tuning(
+        "HANDMESH_CLAUDE_CODE_PROCESSES",
+        whole,
+        8,
+        "Most turns of `claude_code` sessions at once, each a process of Claude Code with 220 MB; others wait.",
+    )
     linger: float = tuning(
         "HANDMESH_LINGER_SECONDS",
         seconds,
         5.0,
         "How long a session is kept when its turn has ended: what is said to it meanwhile is answered sooner.",
+    )
+    harness_types: tuple[str, ...] = tuning(
+        "HANDMESH_HARNESS_TYPES",
+        names,
+        (),
+        "The harness types that this process is, with commas; one of your own as package.module. Unset: all it can be.",
     )

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 from services.harness import blocks
 from services.harness.adapters import codec
 from services.harness.blocks import Block
-from services.harness.core import BlobRef, CallFinished, DoorRefused, Replied, Said, ToolResult
+from services.harness.core import (
+    Attached,
+    BlobRef,
+    CallFinished,
+    Detached,
+    DoorRefused,
+    Replied,
+    Said,
+    ToolResult,
+    Transferred,
+)
 from services.kit.errors import Full, Gone, Invalid, Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -156,7 +166,7 @@ def content_of(fact: Said) -> str:
     match fact:
         case CallFinished(result=result):
             return result.content
-        case DoorRefused():
+        case DoorRefused() | Attached() | Transferred() | Detached():
             return ""
     return fact.content
 

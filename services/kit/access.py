@@ -21,20 +21,22 @@ _SESSION = {
     "GetSession": HANDS,  # its reaper asks whether a session has ended, too
     "ListSessions": CLIENT,
     "UpdateSession": CLIENT,
-    "EndSession": CLIENT,
+    "EndSession": READERS,
     "ArchiveSession": CLIENT,
     "DeleteSession": CLIENT,
     "ForkSession": CLIENT,
     "ImportSession": CLIENT,
     "VerifySession": CLIENT,
-    "EmitEvent": CLIENT | HARNESS | {"vault_proxy"},
+    "EmitEvent": CLIENT | HARNESS | {"vault_proxy", "sandbox"},  # each what the log's table of emitters lets it
     "EmitEvents": CLIENT | HARNESS | {"vault_proxy"},
+    "SendMessage": HARNESS,
     "GetEvents": READERS,
     "WatchEvents": READERS,
     "PublishPreviews": HARNESS,
     "ClaimWork": HARNESS,
     "ReleaseWork": HARNESS,
     "OfferWork": HARNESS,
+    "ListServedTypes": READERS,
     "ListAuditEntries": CLIENT,
     "CheckGrant": GRANT_CHECKERS,
     "VouchVault": CLIENT,
@@ -57,6 +59,7 @@ _MEMORY = {
     "ListMemories": HANDS,
     "ListMemoryVersions": READERS,
     "DeleteMemory": HANDS,
+    "FindMemory": READERS,
 }
 _HARNESS = {"Wake": CLIENT, "ListHarnessTypes": CLIENT, "ListRuns": CLIENT, "Drain": CLIENT}
 _SANDBOX = {
@@ -74,6 +77,7 @@ _SANDBOX = {
     "ReadFile": READERS,
     "Checkpoint": READERS,
     "Transfer": READERS,
+    "ShareHand": READERS,
     "ConnectHand": HAND,
     "ReportExecution": HAND,
 }

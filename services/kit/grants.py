@@ -73,6 +73,11 @@ class Grants:
         self._watching = False
         self._news = 0  # counts revocations and changes of the stream: an answer that they overtook is not kept
 
+    @property
+    def watching(self) -> bool:
+        """Whether the stream of revocations is up."""
+        return self._watching
+
     async def check(self, grant: str) -> session_pb2.CheckGrantResponse:
         """Says what the grant allows.
 

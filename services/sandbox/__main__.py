@@ -6,6 +6,7 @@ import asyncio
 import resource
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -16,10 +17,15 @@ from services.kit.grants import Grants
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.sandbox import backends, environments
+from services.sandbox.dialled_server import Workers
 from services.sandbox.doorman import Doorman
 from services.sandbox.hand import HandSettings
+from services.sandbox.hand_tokens import HandTokens, NoTokens
 from services.sandbox.leave import Leave
 from services.sandbox.mounts import Mounts
+from services.sandbox.owners import Owners
+from services.sandbox.owners_log import SessionLogs
+from services.sandbox.owners_records import OwnerRecords
 from services.sandbox.passes import Passes
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
@@ -33,6 +39,9 @@ from services.sandbox.session_client import SessionClient
 from services.sandbox.session_service import SessionService
 from services.sandbox.settings import Settings
 from services.sandbox.vault_proxy import VaultProxyClient
+
+if TYPE_CHECKING:
+    from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
 
 TIDY_SECONDS = 30.0
 DESCRIPTORS = 1 << 16
@@ -49,7 +58,7 @@ async def run(settings: Settings) -> None:
         sys.exit(f"sandbox: {problems}")
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     hands = backends.Backends(
-        HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host)
+        HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host, settings.bounds())
     )
     seeds = Seeds(settings.state_dir.absolute() / "seeds", Git(settings.git_ca_file), settings.seeds())
     if settings.default_pool is not None:
@@ -62,23 +71,39 @@ async def run(settings: Settings) -> None:
     vault_channel, vault = _vault(settings)
     doorman = Doorman(known, vault, passes, settings.door_connections)
     sandboxes = Sandboxes(hands, known, pools, resources, planting=Planting(seeds), doorman=doorman)
-    grants = Grants(SessionServiceStub(channel), passes.void) if channel else None
+    tokens: HandTokens | NoTokens = NoTokens()
+    grants = None
+    if channel is not None:
+        tokens, grants = _tokens(SessionServiceStub(channel), hands, passes)
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
-    reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds)
+    owners = Owners(OwnerRecords(hands, SessionLogs(channel) if channel is not None else None), resources, doorman)
+    reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds, owners)
     server = Server(settings)
-    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave), server.grpc)
+    workers = Workers(hands, known, tokens)
+    add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, workers, owners), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
-    works = [sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run(), *([grants.watch()] if grants else [])]
+    works = [sandboxes.prepare(), _tidy(sandboxes), pools.run(), reaper.run(), owners.run()]
+    works += [grants.watch()] if grants else []
     background = [asyncio.create_task(work) for work in works]
     try:
         await until_signal()
     finally:
         await _cancelled(background)
+        if (dialled := hands.dialled()) is not None:
+            dialled.drain()
         await asyncio.gather(server.stop(), pools.drain())
+        await owners.close()
         await sandboxes.close()
         await hands.close()
         for each in filter(None, (channel, vault_channel)):
             await each.close()
+
+
+def _tokens(stub: SessionServiceAsyncStub, hands: backends.Backends, passes: Passes) -> tuple[HandTokens, Grants]:
+    """Makes those who ask the session service for grants and tokens; one stream tells of both that are void."""
+    tokens = HandTokens(stub, lambda: grants.watching, lambda token_id: hands.takes_workers().revoke(token_id))
+    grants = Grants(stub, passes.void, resumed=tokens.resumed, hand_revoked=tokens.revoked)
+    return tokens, grants
 
 
 async def _cancelled(background: Sequence[asyncio.Task[None]]) -> None:

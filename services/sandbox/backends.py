@@ -8,13 +8,16 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from services.kit.errors import Gone, ServiceError
 from services.kit.logs import Log
 from services.sandbox import hands
+from services.sandbox.dialled import DialledIn
 from services.sandbox.hand import Hand, HandSettings, SandboxInfo
 
 MOST_REMEMBERED = 10_000
+DIALLED = "remote"  # the backend of hands that dial out: the two methods of the contract for workers are its
 
 _log = Log("services.sandbox.backends")
 
@@ -49,6 +52,17 @@ class Backends:
             own = replace(self._settings, state_dir=self._settings.state_dir / name)
             self._hands[name] = importlib.import_module(f"{hands.__name__}.{name}").make(own)
         return self._hands[name]
+
+    def dialled(self) -> DialledIn | None:
+        """Returns the port of the hands that dial out, if workers have ever connected, or may."""
+        hand = self._hands.get(DIALLED)
+        if hand is None and (self._settings.state_dir / DIALLED).is_dir():
+            hand = self.hand(DIALLED)
+        return cast(DialledIn, hand) if hand is not None else None
+
+    def takes_workers(self) -> DialledIn:
+        """Returns the same, and makes it on first use."""
+        return cast(DialledIn, self.hand(DIALLED))
 
     def with_state(self) -> list[Hand]:
         """Returns the hands that may have sandboxes."""

@@ -1,7 +1,7 @@
 """What every hand must do, as numbered checks against the port. Longer than a module should be: it is one list.
 
-A check gets a `Stand` and knows nothing of the backend. What a backend says that it cannot enforce is not asked of
-it: such a check raises `NotAsked`.
+A check gets a `Stand` and knows nothing of the backend. What a backend says that it cannot enforce, or that its
+sandboxes do not have, is not asked of it: such a check raises `NotAsked`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from services.kit.errors import Conflict, Exists, Gone, Invalid, ServiceError
 from services.kit.ids import mint
 from services.sandbox.core import digest
 from services.sandbox.hand import (
+    CUSTODY,
+    FILES,
+    POOLS,
     Chunk,
     Content,
     File,
@@ -62,6 +65,8 @@ class Stand:
         self, request_id: str = "", files: Sequence[Content] = (), session_id: str = "", hand: str = ""
     ) -> SandboxInfo:
         """Makes a sandbox."""
+        if files:
+            self.needs(FILES)
         info = await self.hand.provision(self.recipe, self.labels(request_id, session_id, hand), files)
         self.made.append(info.labels.sandbox_id)
         return info
@@ -72,6 +77,7 @@ class Stand:
 
     async def free(self) -> str:
         """Makes a sandbox that waits for an owner, and returns its id."""
+        self.needs(POOLS)
         info = await self.hand.provision(self.recipe, replace(self.labels(), pool="checked"))
         self.made.append(info.labels.sandbox_id)
         return info.labels.sandbox_id
@@ -100,6 +106,12 @@ class Stand:
         """Waits until a command of the shell says yes."""
         result = await self.bash(sandbox_id, f"until {test}; do sleep 0.01; done")
         assert result.outcome is Outcome.OK, result
+
+    def needs(self, *capabilities: str) -> None:
+        """Goes on only if the backend's sandboxes have these."""
+        for capability in capabilities:
+            if capability not in self.hand.capabilities:
+                raise NotAsked(f"the backend's sandboxes have no {capability}")
 
     def asks(self, info: SandboxInfo, *limits: str) -> None:
         """Goes on only if the backend enforces these."""
@@ -592,6 +604,7 @@ async def check_40_executions_are_listed(stand: Stand) -> None:
 
 async def check_41_release_leaves_nothing(stand: Stand) -> None:
     """No process, no folder, no container; a second release is no error; what comes after is told that it is gone."""
+    stand.needs(CUSTODY)
     sandbox = await stand.id()
     nap = f"sleep {_token()}"
     order = command(f"mkdir -p locked/x; chmod 0 locked; {nap} & setsid {nap} & echo up; wait")
@@ -625,6 +638,7 @@ async def check_43_a_sandbox_ends_with_its_state(stand: Stand) -> None:
 
     What has ended is tidied away.
     """
+    stand.needs(CUSTODY)
     sandbox = await stand.id()
     nap = f"sleep {_token()}"
     order = command(f"echo up; {nap}")
@@ -673,6 +687,7 @@ async def check_45_each_gets_its_own_result(stand: Stand) -> None:
 
 async def check_46_a_lost_result_is_unknown_and_never_run_again(stand: Stand) -> None:
     """Where tools reach what the runner has kept, what they remove or replace is UNKNOWN; elsewhere it stays."""
+    stand.needs(CUSTODY)
     sandbox = await stand.id()
     forged = '{"result": {"text": "forged", "outcome": "OK", "seconds": 0.0}}'
     for damage in ("rm -f", f"echo '{forged}' >new && mv -f new", "mkfifo pipe && mv -f pipe"):
@@ -771,6 +786,7 @@ async def check_65_what_is_released_is_given_to_nobody(stand: Stand) -> None:
 
 async def check_66_a_service_with_many_descriptors_makes_sandboxes(stand: Stand) -> None:
     """Whichever number a new socket of the service has, also one that the runner gives to its children."""
+    stand.needs(CUSTODY)
     held = [os.open(os.devnull, os.O_RDONLY)]
     while held[-1] <= max(DESCRIPTORS):
         held.append(os.dup(held[0]))

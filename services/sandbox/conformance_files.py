@@ -258,6 +258,26 @@ async def check_18_there_is_a_folder_for_outputs(stand: Stand) -> None:
     assert (await stand.bash(sandbox, "ls; echo 1 > outputs/a && cat outputs/a")).text == "outputs\n1"
 
 
+async def check_19_a_file_grows_by_pieces(stand: Stand) -> None:
+    """A piece goes behind all that the file has, and nowhere else: neither elsewhere in it, nor behind a link."""
+    path = "/workspace/log.jsonl"
+    sandbox = await stand.id(files=[File(path, b"one\n", 0o444)])
+    await stand.hand.put(sandbox, [File(path, b"two\n", 0o444, 4), File(path, b"three\n", 0o444, 8)])
+    assert await whole(stand, sandbox, path) == b"one\ntwo\nthree\n"
+    assert (await stand.bash(sandbox, "stat -c %a log.jsonl; ls -A | grep -c part")).text.startswith("444\n0")
+    for offset in (4, 15, 1 << 20):
+        await refused(Invalid, "RESOURCE_INVALID", stand.hand.put(sandbox, [File(path, b"x", 0o444, offset)]))
+    await refused(Invalid, "RESOURCE_INVALID", stand.hand.put(sandbox, [File("/workspace/none", b"x", 0o444, 1)]))
+    await stand.bash(sandbox, "ln -s log.jsonl link; mkfifo gate; mkdir dir; printf 1234 > /tmp/out; ln -s /tmp dir/up")
+    for name in ("link", "dir", "dir/up/out", "gate"):
+        await refused(
+            Invalid, "RESOURCE_INVALID", stand.hand.put(sandbox, [File(f"/workspace/{name}", b"x", 0o444, 4)])
+        )
+    assert await whole(stand, sandbox, path) == b"one\ntwo\nthree\n"
+    await stand.hand.put(sandbox, [File(path, b"anew\n", 0o444)])
+    assert await whole(stand, sandbox, path) == b"anew\n"
+
+
 CHECKS: tuple[Callable[[Stand], Awaitable[None]], ...] = tuple(
     check for name, check in sorted(globals().items()) if name.startswith("check_")
 )

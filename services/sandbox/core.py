@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,25 +16,29 @@ from jsonschema.exceptions import best_match
 
 from services.kit.errors import Conflict, Invalid
 from services.sandbox.hand import MAX_ARCHIVE_BYTES, WORKSPACE, Archive, Content, File, Order, Packed
-from services.sandbox.tools import DEFAULT_COMMAND_SECONDS, TOOLS, Tool, offered
+from services.sandbox.tools import DEFAULT_COMMAND_SECONDS, TOOLS, Tool
 
 MAX_FILE_BYTES = 1 << 20
+MAX_VIEW_BYTES = 32 << 20  # of a log's view, which comes piece by piece
 MAX_PATH_BYTES = 4096  # of a file that is read
 MAX_SESSIONS_FENCED = 10_000
 _MOUNT_PATH = re.compile(re.escape(WORKSPACE) + r"(/[A-Za-z0-9._-]{1,64}){1,8}")
+_RUNNERS = {tool.name: tool for tool in TOOLS}
 _VALIDATORS = {tool.name: Draft202012Validator(tool.input_schema) for tool in TOOLS}
 
 
 def order(
-    tools: Sequence[str], name: str, input_json: str, execution_id: str, wanted: float | None, most: float, epoch: int
+    tools: Sequence[Tool], name: str, input_json: str, execution_id: str, wanted: float | None, most: float, epoch: int
 ) -> Order:
     """Checks a call against a sandbox's tools and limits, and makes an order of it.
 
+    Of a hand's own tools only the form of the input is checked: to go by a stranger's schema may take for ever.
+
     `wanted` and `most` are seconds. Raises Invalid (`TOOL_UNKNOWN`, `TOOL_INPUT_INVALID`, `ARGUMENT_INVALID`).
     """
-    tool = next((tool for tool in offered(tools) if tool.name == name), None)
+    tool = next((tool for tool in tools if tool.name == name), None)
     if tool is None:
-        known = ", ".join(tool.name for tool in offered(tools))
+        known = ", ".join(tool.name for tool in tools)
         raise Invalid("TOOL_UNKNOWN", f"there is no tool {_shown(name)}; there are: {known}", name=_shown(name))
     if wanted is not None and wanted <= 0:
         raise Invalid("ARGUMENT_INVALID", "timeout must be longer than 0 s", field="timeout")
@@ -53,6 +58,8 @@ def _parsed(tool: Tool, input_json: str) -> dict[str, Any]:
         raise _refused(tool, "it has a lone surrogate, which is no character") from None
     except ValueError:
         raise _refused(tool, "it is no JSON") from None
+    if tool is not _RUNNERS.get(tool.name):
+        return _formed(tool, given)
     if isinstance(given, dict):  # models spell what they leave out as null
         given = {
             key: value for key, value in given.items() if value is not None or key in tool.input_schema["required"]
@@ -68,8 +75,16 @@ def _parsed(tool: Tool, input_json: str) -> dict[str, Any]:
     return dict(given)
 
 
+def _formed(tool: Tool, given: object) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise _refused(tool, "it is no JSON object")
+    return given
+
+
 def _own_seconds(tool: Tool, given: dict[str, Any]) -> float:
     """Returns how long the tool itself wants to be let run."""
+    if tool is not _RUNNERS.get(tool.name):
+        return math.inf
     if tool.name != "bash":
         return DEFAULT_COMMAND_SECONDS
     return float(given.get("timeout_ms", 0)) / 1000.0 or DEFAULT_COMMAND_SECONDS
@@ -98,6 +113,9 @@ def check_contents(contents: Sequence[Content]) -> None:
         size, most = 0, 0
         if isinstance(it, File):
             size, most = len(it.content), MAX_FILE_BYTES
+            if not 0 <= it.offset <= MAX_VIEW_BYTES - size:
+                what = f"{_shown(it.path)} would go on at {it.offset}; a file has at most {MAX_VIEW_BYTES} bytes"
+                raise Invalid("RESOURCE_INVALID", what, mount_path=_shown(it.path))
         elif isinstance(it, Archive):
             size, most = len(it.content), MAX_ARCHIVE_BYTES
         if size > most:

@@ -20,7 +20,7 @@ from services.sandbox import doors_core, doors_gate
 from services.sandbox.doors_core import EGRESS, GIT
 from services.sandbox.doors_relay import Relay, Seats
 from services.sandbox.environments import Environments
-from services.sandbox.hand import Doors, Hand, Network, SandboxInfo, Trust
+from services.sandbox.hand import Doors, Hand, Labels, Network, SandboxInfo, Trust
 from services.sandbox.passes import Passes
 from services.sandbox.vault_proxy import Stream, VaultProxy
 
@@ -45,6 +45,7 @@ class Doorman:
         self._vault = vault
         self._passes = passes or Passes()
         self._relays: dict[str, Relay | None] = {}  # of the sandboxes that are settled; None for one without doors
+        self._generations: dict[str, int] = {}  # of those: whom their doors speak for
         self._again: dict[str, float] = {}  # when to try again, of time.monotonic()
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
@@ -64,7 +65,9 @@ class Doorman:
         """
         network = self._network(info)
         if not network and (not repositories or self._vault is None):
-            self._relays.setdefault(info.labels.sandbox_id, None)
+            if not self._is_settled(info):
+                self._relays[info.labels.sandbox_id] = None
+                self._generations[info.labels.sandbox_id] = info.labels.generation
             return
         self.check(network)
         assert self._vault is not None
@@ -78,7 +81,7 @@ class Doorman:
     async def keep(self, hand: Hand, info: SandboxInfo, repositories: Callable[[], bool]) -> None:
         """Opens the doors of a sandbox again after a restart of this service, or those that it could not be given."""
         sandbox_id = info.labels.sandbox_id
-        if self._vault is None or self._is_settled(sandbox_id) or not self.speaks_for(info.labels.session_id):
+        if self._vault is None or self._is_settled(info) or not self.speaks_for(info.labels.session_id):
             return
         if time.monotonic() < self._again.get(sandbox_id, 0.0):
             return
@@ -97,23 +100,25 @@ class Doorman:
         if not labels.session_id or grant is None:
             return  # a client's call: the session's harness brings it
         async with self._locks.setdefault(labels.sandbox_id, asyncio.Lock()):  # two would give it the same twice
+            if self._generations.get(labels.sandbox_id, labels.generation) < labels.generation:
+                await self.forget(labels.sandbox_id)  # it had another owner
             doors = await hand.open_doors(labels.sandbox_id, ())
             network = self._network(info)
             wanted = {*([EGRESS] if network else []), *([GIT] if repositories else [])}
-            if not wanted <= doors.ports.keys():
+            if not wanted <= doors.ports.keys() or (wanted and not doors.outfitted):
                 prepared = await vault.prepare(grant, labels.sandbox_id, network)
-                doors = await self._furnish(hand, labels.sandbox_id, prepared, network)
+                doors = await self._furnish(hand, labels, prepared, network)
             self._keep_open(vault, hand, info, doors.ports)
 
-    async def _furnish(self, hand: Hand, sandbox_id: str, prepared: doors_core.Prepared, network: Network) -> Doors:
+    async def _furnish(self, hand: Hand, labels: Labels, prepared: doors_core.Prepared, network: Network) -> Doors:
         names = [*([GIT] if prepared.repositories else []), *([EGRESS] if network else [])]
         try:
-            doors = await hand.open_doors(sandbox_id, names)
+            doors = await hand.open_doors(labels.sandbox_id, names)
         except Refused as error:  # it has the network of this machine, so nothing would come through a door
-            _log.info("sandbox without doors", sandbox_id=sandbox_id, reason=error.reason)
+            _log.info("sandbox without doors", sandbox_id=labels.sandbox_id, reason=error.reason)
             return Doors({}, "")
         trust = Trust(await asyncio.to_thread(_system), prepared.ca_certificate) if network else None
-        await hand.outfit(sandbox_id, doors_core.outfit(prepared, doors), trust)
+        await hand.outfit(labels.sandbox_id, doors_core.outfit(prepared, doors), trust, labels.generation)
         return doors
 
     def _keep_open(self, vault: VaultProxy, hand: Hand, info: SandboxInfo, names: Iterable[str]) -> None:
@@ -124,10 +129,12 @@ class Doorman:
         if relay is not None:
             relay.open(names)
         self._relays[sandbox_id] = relay
+        self._generations[sandbox_id] = info.labels.generation
         self._again.pop(sandbox_id, None)
 
-    def _is_settled(self, sandbox_id: str) -> bool:
-        if sandbox_id not in self._relays:
+    def _is_settled(self, info: SandboxInfo) -> bool:
+        sandbox_id = info.labels.sandbox_id
+        if sandbox_id not in self._relays or self._generations.get(sandbox_id) != info.labels.generation:
             return False
         relay = self._relays[sandbox_id]
         return relay is None or not relay.ended
@@ -163,6 +170,7 @@ class Doorman:
     async def forget(self, sandbox_id: str) -> None:
         """Closes the doors of a sandbox that goes. Idempotent."""
         self._again.pop(sandbox_id, None)
+        self._generations.pop(sandbox_id, None)
         relay = self._relays.pop(sandbox_id, None)
         if relay is not None:
             await relay.close()

@@ -5,7 +5,8 @@ default = "build"                    # what a session gets that names no environ
 [environments.build]
 backend = "docker"                   # a folder under hands/
 description = "Python and git"
-image = "handmesh/base:latest"       # docker; also: runtime, packages, setup. bubblewrap: rootfs
+image = "handmesh/base:latest"       # docker; also: runtime, packages, setup. bubblewrap: rootfs.
+                                     # remote: worker, [labels]
 network = "none"                     # what tools may reach; or [network], below
 size = "medium"                      # a preset of limits: small, medium, large; [limits] refines it
 tools = ["bash", "read"]             # all when not given
@@ -41,6 +42,7 @@ from services.sandbox.tools import NAMES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 MAX_POOL = 1000
+_TOOL = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:=~-]{0,127}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -139,12 +141,12 @@ def _recipe(
     check: Checker, name: str, key: str, table: dict[str, Any], backends: Mapping[str, frozenset[str]]
 ) -> Recipe:
     backend = check.one_of(table, key, "backend", tuple(sorted(backends)), "")
-    texts, lists = ("description", "image", "rootfs", "runtime"), ("packages", "setup", "tools")
+    texts, lists = ("description", "image", "rootfs", "runtime", "worker"), ("packages", "setup", "tools")
     allowed = {"backend", "description", "network", "size", "tools", "pool", "env", "limits"} | backends.get(
         backend, set()
     )
-    check.known(table, key, ("backend", *texts, *lists, "network", "size", "pool", "env", "limits"))
-    for extra in sorted({*texts, *lists} & table.keys() - allowed if backend in backends else ()):
+    check.known(table, key, ("backend", *texts, *lists, "labels", "network", "size", "pool", "env", "limits"))
+    for extra in sorted({*texts, *lists, "labels"} & table.keys() - allowed if backend in backends else ()):
         takers = [other for other, keys in sorted(backends.items()) if extra in keys]
         check.problems.append(
             f"{check.file}: {key}.{extra} is nothing for the backend {backend}, expected only with " + ", ".join(takers)
@@ -166,11 +168,27 @@ def _recipe(
         packages=check.texts(table, key, "packages", "names of packages", _PACKAGE.fullmatch),
         setup=check.texts(table, key, "setup", "commands", lambda text: text.strip() and "\0" not in text),
         network=networks.network(check, f"{key}.network", table.get("network", NO_NETWORK)),
-        tools=check.texts(table, key, "tools", ", ".join(NAMES), NAMES.__contains__, distinct=True),
+        tools=_tools(check, key, table, "worker" in backends.get(backend, ())),
+        labels=_labels(check, key, table),
         env=env,
         limits=_limits(check, key, check.table(table, "limits", key), SIZES.get(size, Limits())),
         pool=pool,
     )
+
+
+def _tools(check: Checker, key: str, table: dict[str, Any], own: bool) -> tuple[str, ...]:
+    """Returns the names of tools: the runner's, or whatever hands of their own have."""
+    if own:
+        return check.texts(table, key, "tools", "names of tools", _TOOL.fullmatch, distinct=True)
+    return check.texts(table, key, "tools", ", ".join(NAMES), NAMES.__contains__, distinct=True)
+
+
+def _labels(check: Checker, key: str, table: dict[str, Any]) -> dict[str, str]:
+    labels = check.table(table, "labels", key)
+    for label, value in labels.items():
+        if not isinstance(value, str):
+            check.wrong(f"{key}.labels.{label}", value, "a text")
+    return {label: value for label, value in labels.items() if isinstance(value, str)}
 
 
 def _limits(check: Checker, key: str, table: dict[str, Any], preset: Limits) -> Limits:

@@ -13,7 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from services.sandbox.tools import Tool
 
 WORKSPACE = "/workspace"
 MAX_ARCHIVE_BYTES = 1 << 20
@@ -21,6 +23,11 @@ MAX_EXPANDED_BYTES = 64 << 20  # of an archive
 MAX_ENTRIES = 10_000  # of an archive
 MAX_PACKED_ENTRIES = 200_000
 NO_NETWORK = "none"
+FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS = "files", "checkpoints", "repositories", "doors", "pools"
+CUSTODY = (
+    "custody"  # what runs in it runs by the service's own hand: it ends with it, and so do its processes and state
+)
+CAPABILITIES = frozenset({FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS, CUSTODY})  # what a sandbox is, beside tools
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,46 @@ class Recipe:
     tools: tuple[str, ...] = ()  # names; empty means all
     limits: Limits = Limits()
     pool: int = 0  # how many free sandboxes to keep ready
+    worker: str = ""  # of a backend whose hands dial out: the hand's name
+    labels: Mapping[str, str] = field(default_factory=dict)  # likewise: what its workers must say of themselves
+    tenant: str = ""  # likewise: whose hand it is
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A session that had a sandbox, as its owner of that generation."""
+
+    generation: int
+    session_id: str
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A session that may use the tools that change nothing, and the hand's name in it.
+
+    `number` is of the sandbox's shares. `leaving` means that it is being taken back.
+    """
+
+    session_id: str
+    hand: str
+    number: int
+    leaving: bool = False
+    told: bool = False  # whether its log says so
+
+
+@dataclass(frozen=True)
+class Move:
+    """A sandbox's way from one owner to another, as far as it is.
+
+    LEAVING: nothing starts any more for the old owner; it may still be undone. DECIDED: nothing runs; it will be done,
+    and the old owner's log may say so. OWNED: the labels name the new owner, and `from_session_id` the old one.
+    """
+
+    to_session_id: str  # empty for nobody
+    to_hand: str
+    until: float  # Unix seconds: what still runs then is cancelled
+    stage: Literal["LEAVING", "DECIDED", "OWNED"] = "LEAVING"
+    from_session_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +128,13 @@ class Labels:
     request_id: str = ""
     generation: int = 1
     pool: str = ""  # of a free one that waits for an owner: a digest of what it was made by
-    tenant: str = ""  # of the client that made it for itself; a session's has its session's
+    tenant: str = ""  # of the client that made it for itself, or for whom it stands; else a session's is its session's
+    standing: str = ""  # its name as a standing hand; empty for one that ends with its session
+    description: str = ""  # what it is for, for models
+    move: Move | None = None  # on its way to another owner
+    readers: tuple[Reader, ...] = ()
+    shares: int = 0  # counts how often it was shared
+    past: tuple[Owner, ...] = ()  # the owners before this one, the newest last
 
 
 @dataclass(frozen=True)
@@ -102,6 +155,7 @@ class File:
     path: str  # absolute
     content: bytes
     mode: int = 0o644
+    offset: int = 0  # the content goes behind so many bytes, all that the file has; 0: it takes the file's place
 
 
 @dataclass(frozen=True)
@@ -152,6 +206,7 @@ class Order:
     digest: str
     seconds: float
     epoch: int = 0
+    generation: int = 0  # of the sandbox, as the caller knows it; 0 is not fenced
 
 
 class Outcome(Enum):
@@ -195,6 +250,7 @@ class ExecutionInfo:
     name: str
     start_time: float  # Unix seconds
     outcome: Outcome | None
+    generation: int = 0  # that it was started under
 
 
 @dataclass(frozen=True)
@@ -203,6 +259,7 @@ class Doors:
 
     ports: Mapping[str, int]
     folder: str
+    outfitted: bool = True  # whether tools have been given variables since the sandbox has its owner
 
 
 @dataclass(frozen=True)
@@ -225,12 +282,24 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Bounds:
+    """How long is waited for hands that dial out. Seconds."""
+
+    lease: float = 10.0  # either side may be silent so long
+    offline: float = 30.0  # a call waits so long for any worker to connect
+    queue: float = 600.0  # and so long for one that has room
+    reattach: float = 600.0  # a worker whose link is cut is waited for
+    late: float = 30.0  # an execution may take past its limit, before its worker is taken to be stuck
+
+
+@dataclass(frozen=True)
 class HandSettings:
     """What a backend is told when it is made. `state_dir` is its own."""
 
     state_dir: Path
     allow_unisolated: bool = False
     docker_host: str | None = None
+    bounds: Bounds = Bounds()
 
 
 class Hand(Protocol):
@@ -239,7 +308,23 @@ class Hand(Protocol):
     A sandbox and its executions outlive this object and the service: a new Hand over the same state goes on with
     them. Every method may be called at any time, also side by side. A sandbox that is not there, or has died, is
     `Gone` (`SANDBOX_GONE`); one that does not answer is `Unavailable` (`BACKEND_UNAVAILABLE`).
+
+    `capabilities` says which of CAPABILITIES its sandboxes have. Methods that need another one raise Refused
+    (`CAPABILITY_MISSING`); files to `provision` or `put` need `files`, `plant` needs `repositories`.
     """
+
+    capabilities: frozenset[str]
+
+    def tools(self, recipe: Recipe) -> tuple[Tool, ...]:
+        """Returns the tools that a recipe's sandboxes have, in the order to offer them.
+
+        Raises Unavailable (`HAND_OFFLINE`) while nobody can tell.
+        """
+        ...
+
+    def tools_in(self, info: SandboxInfo) -> tuple[Tool, ...]:
+        """Returns the tools of a sandbox that there is. Raises as `tools` does."""
+        ...
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """Returns the limits that this machine cannot enforce, in words for people; empty when there is none.
@@ -277,6 +362,23 @@ class Hand(Protocol):
         Idempotent by `labels.request_id`, together with `provision` and as that is: a request that has a sandbox gets
         that one, and this one stays free. What cannot be finished leaves nothing behind: for a file that cannot be put
         (`RESOURCE_INVALID`) the sandbox is destroyed.
+        """
+        ...
+
+    async def relabel(self, sandbox_id: str, before: Labels, after: Labels) -> SandboxInfo:
+        """Changes whose a sandbox is if its labels are `before`: compare and set, one step in what the hand keeps.
+
+        Whatever ends the service, the sandbox has the old labels or the new ones. Of many at once one does it; the
+        others raise Conflict (`GENERATION_CONFLICT`). The sandbox is found by the new labels' `request_id` from then
+        on, and not by the old one's. Its id does not change.
+        """
+        ...
+
+    async def fence(self, sandbox_id: str, generation: int) -> None:
+        """From now on nothing starts under a lower generation. What has started goes on. Idempotent.
+
+        The sandbox keeps this. Epochs are compared within a generation: a new one begins with none seen. With `custody`
+        the variables that tools were given by `outfit` and the shell's state are forgotten.
         """
         ...
 
@@ -328,10 +430,13 @@ class Hand(Protocol):
         """
         ...
 
-    async def outfit(self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None) -> None:
+    async def outfit(
+        self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None, generation: int = 0
+    ) -> None:
         """Gives tools that start from now on more variables, and writes authorities into the folder of `Doors`.
 
-        As `ca.pem` (all), `own.pem` and `ca.jks` (all, as Java reads them).
+        As `ca.pem` (all), `own.pem` and `ca.jks` (all, as Java reads them). Raises Conflict (`GENERATION_CONFLICT`) for
+        a generation that is lower than the sandbox's.
         """
         ...
 
@@ -346,9 +451,10 @@ class Hand(Protocol):
     async def start(self, sandbox_id: str, order: Order) -> bool:
         """Starts an execution, whatever becomes of the caller. False when its id is known: it starts once.
 
-        Raises Exists (`EXECUTION_ID_REUSED`) for a known id with another digest, Conflict (`EPOCH_STALE`) when a
-        higher epoch was seen, Full (`FULL`) when there is no room for another process, Gone (`EXECUTION_UNKNOWN`)
-        when it has ended and its result is not kept any more.
+        Raises Exists (`EXECUTION_ID_REUSED`) for a known id with another digest, Conflict when a higher epoch was seen
+        (`EPOCH_STALE`) or the id is new and its generation is lower than the sandbox's (`GENERATION_CONFLICT`), Full
+        (`FULL`) when there is no room for another process, Gone (`EXECUTION_UNKNOWN`) when it has ended and its result
+        is not kept any more.
         """
         ...
 
@@ -367,10 +473,10 @@ class Hand(Protocol):
         """
         ...
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0, generation: int = 0) -> None:
         """Kills an execution with all its processes. One that is not known never starts. Idempotent.
 
-        Raises Conflict (`EPOCH_STALE`).
+        Raises Conflict (`EPOCH_STALE`). The epoch is one of that generation: 0 means the sandbox's.
         """
         ...
 

@@ -10,12 +10,13 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from handmesh.session.v1.session_pb2 import CheckGrantResponse
-from services.kit.errors import Conflict, Gone, Unauthenticated
-from services.kit.grants import Grants, shown
+from services.kit.errors import Conflict, Denied, Gone, Unauthenticated
+from services.kit.grants import GRANT_KEY, Grants, shown
 from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox.backends import Backends
 from services.sandbox.hand import Labels, SandboxInfo
+from services.sandbox.owners_core import EVERYTHING, Right, right_of, transferred
 from services.sandbox.passes import Passes
 from services.sandbox.session import Session
 
@@ -44,6 +45,19 @@ class Leave:
         """Lets the mesh and the tenant's clients see a sandbox. Raises Gone (`SANDBOX_GONE`), as if there were none."""
         await self._check_tenant(await self._labels(sandbox_id), sandbox_id)
 
+    async def on_behalf(self, context: Context) -> str:
+        """Returns the tenant whose hands a call may mean: the client's, or that of the grant that a harness shows.
+
+        Empty when there is neither. Raises Unauthenticated (`GRANT_INVALID`).
+        """
+        tenant = caller().tenant
+        if tenant is not None or self._grants is None or caller().kind != HARNESS:
+            return tenant or ""
+        metadata = tuple(context.invocation_metadata() or ())
+        if not any(key == GRANT_KEY for key, _ in metadata):
+            return ""
+        return (await self._grants.check(shown(metadata))).tenant
+
     async def seen(self, found: Sequence[SandboxInfo]) -> list[SandboxInfo]:
         """Returns those that the caller may know of: the mesh of all, a client of its tenant's. Free ones are nobody's.
 
@@ -66,6 +80,8 @@ class Leave:
             await self._check_tenant(labels, sandbox_id)
         except Gone:
             return False
+        if caller().kind == HARNESS and self._grants is not None and labels.standing and not labels.session_id:
+            raise Unauthenticated("GRANT_INVALID", "a hand that stands outside of sessions is no harness's")
         await self._granted(context, labels.session_id)
         return True
 
@@ -74,9 +90,41 @@ class Leave:
 
         Raises Unauthenticated (`GRANT_INVALID`), Conflict (`EPOCH_STALE`), Unavailable when nobody can be asked.
         """
+        right = await self.to_execute(context, sandbox_id, epoch)
+        if right.past:
+            raise transferred(await self._labels(sandbox_id))
+        if right.reads:
+            raise _only_read()
+
+    async def to_execute(self, context: Context, sandbox_id: str, epoch: int) -> Right:
+        """Says what somebody may run in a sandbox: all, what reads, or nothing but to wait for what ran before.
+
+        Raises as `to_act`.
+        """
         labels = await self._labels(sandbox_id)
         await self._check_tenant(labels, sandbox_id)
-        await self._check_grant(context, labels.session_id, epoch)
+        if self._grants is None or caller().kind != HARNESS or not (labels.session_id or labels.standing):
+            return EVERYTHING
+        granted = await self._grants.check(grant := shown(context.invocation_metadata()))
+        right = right_of(labels, granted.session_id)
+        if right is None:
+            raise Unauthenticated("GRANT_INVALID", "the grant is another session's")
+        if granted.epoch != epoch:
+            raise Conflict("EPOCH_STALE", "a newer harness owns the session", epoch=granted.epoch)
+        self._passes.note(granted.session_id, granted.epoch, grant)
+        return right
+
+    async def to_hand_over(self, context: Context, sandbox_id: str, epoch: int) -> Right:
+        """Lets somebody give a hand away or share it: clients, and its session's harness. Raises as `to_act`.
+
+        An owner of before may ask again, with `past`, for what was done already.
+        """
+        right = await self.to_execute(context, sandbox_id, epoch)
+        if right.reads:
+            raise _only_read()
+        if caller().kind == HARNESS and not (right.past or (await self._labels(sandbox_id)).session_id):
+            raise Unauthenticated("GRANT_INVALID", "no session owns this hand")
+        return right
 
     async def to_provision(self, context: Context, session_id: str, epoch: int) -> None:
         """Lets somebody make a sandbox for a session. Raises as `to_act`, and Gone (`SESSION_NOT_FOUND`)."""
@@ -130,3 +178,7 @@ class Leave:
             raise Unauthenticated("GRANT_INVALID", "the grant is another session's")
         self._passes.note(session_id, granted.epoch, grant)
         return granted
+
+
+def _only_read() -> Denied:
+    return Denied("HAND_READ_ONLY", "this hand is only shared with the session: it may only be read", name="")

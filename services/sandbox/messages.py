@@ -10,6 +10,7 @@ from handmesh.sandbox.v1 import tool_pb2
 from services.kit.errors import Invalid, Unimplemented
 from services.sandbox.hand import Archive, ExecutionInfo, File, FileInfo, Result, SandboxInfo
 from services.sandbox.mounts import Mount
+from services.sandbox.owners_core import is_leaving
 from services.sandbox.resources import Blob, Resource
 from services.sandbox.seeds_rules import Repository
 from services.sandbox.tools import Tool
@@ -28,7 +29,7 @@ def resource(it: pb.Resource) -> Resource:
             mode = 0o755 if it.file.executable else 0o644
             return File(it.mount_path, it.file.content, mode)
         case "log_view":
-            return File(it.mount_path, it.log_view.json_lines, 0o444)
+            return File(it.mount_path, it.log_view.json_lines, 0o444, it.log_view.offset)
         case "archive":
             return Archive(it.mount_path, it.archive.content)
         case "git_repository":
@@ -56,6 +57,11 @@ def sandbox(info: SandboxInfo) -> pb.Sandbox:
         generation=labels.generation,
         unenforced_limits=info.unenforced_limits,
         pooled=bool(labels.pool),
+        standing_hand=labels.standing,
+        leaving=is_leaving(labels),
+        readers=[pb.HandReader(session_id=it.session_id, hand=it.hand) for it in labels.readers if not it.leaving],
+        description=labels.description,
+        previous_session_id=labels.past[-1].session_id if labels.past else "",
     )
     sandbox.create_time.FromNanoseconds(int(labels.create_time * 1e9))
     return sandbox
@@ -64,6 +70,7 @@ def sandbox(info: SandboxInfo) -> pb.Sandbox:
 def execution(known: ExecutionInfo) -> pb.Execution:
     """Says what is known of an execution."""
     execution = pb.Execution(execution_id=known.execution_id, name=known.name, running=known.outcome is None)
+    execution.generation = known.generation
     if known.outcome is not None:
         execution.outcome = tool_pb2.ToolOutcome.Value(f"TOOL_OUTCOME_{known.outcome.name}")
     execution.start_time.FromNanoseconds(int(known.start_time * 1e9))

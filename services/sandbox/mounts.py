@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from services.kit.errors import Conflict, Gone, Invalid, ServiceError
+from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
 from services.kit.logs import Log
 from services.sandbox.hand import File, FileInfo, Hand
 from services.sandbox.session import Memory, Session, Whose
@@ -79,8 +79,11 @@ class Mounts:
                     mounted.held.append(await _filled(hand, sandbox_id, session, whose, mount))
                     self._save(sandbox_id, mounted)
 
-    async def sync(self, hand: Hand, sandbox_id: str, session: Session | None) -> list[str]:
-        """Writes what has changed to the stores; returns sentences for the model on what did not go as expected."""
+    async def sync(self, hand: Hand, sandbox_id: str, session: Session | None, *, strictly: bool = False) -> list[str]:
+        """Writes what has changed to the stores; returns sentences for the model on what did not go as expected.
+
+        `strictly` raises Unavailable when the session service cannot be asked.
+        """
         mounted = self._load(sandbox_id)
         if mounted is None or all(held.mount.read_only for held in mounted.held):
             return []
@@ -96,6 +99,8 @@ class Mounts:
             except (ServiceError, TimeoutError) as error:
                 reason = error.reason if isinstance(error, ServiceError) else "TIMEOUT"
                 _log.warning("memory not synced", sandbox_id=sandbox_id, reason=reason)
+                if strictly and (isinstance(error, Unavailable | TimeoutError)):
+                    raise Unavailable("SESSION_UNAVAILABLE", "what is in memory mounts cannot be written now") from None
                 notes.append(f"memory is not saved yet ({reason}); it is tried again after the next call")
             finally:
                 self._save(sandbox_id, mounted)

@@ -16,7 +16,9 @@ from services.kit.errors import ServiceError
 from services.kit.logs import Log
 from services.sandbox.backends import Backends
 from services.sandbox.hand import Hand, SandboxInfo
-from services.sandbox.reaper_core import Fate, Judge, idle_since
+from services.sandbox.owners import Owners
+from services.sandbox.owners_core import Goal
+from services.sandbox.reaper_core import Fate, Judge, concerned, idle_since, is_nobodys
 from services.sandbox.sandboxes import Sandboxes
 
 ROUND_SECONDS = 20.0  # with the 30 s that a session must be missed for, well within a minute
@@ -47,13 +49,19 @@ class Reaper:
     """Destroys sandboxes of sessions that are over, if it can ask, and those of nobody after some time."""
 
     def __init__(
-        self, sandboxes: Sandboxes, backends: Backends, sessions: Sessions | None, idle_seconds: float
+        self,
+        sandboxes: Sandboxes,
+        backends: Backends,
+        sessions: Sessions | None,
+        idle_seconds: float,
+        owners: Owners,
     ) -> None:
         """Does nothing yet: `run` does. `idle_seconds` is for sandboxes without a session."""
         self._sandboxes = sandboxes
         self._backends = backends
         self._sessions = sessions
         self._idle_seconds = idle_seconds
+        self._owners = owners
         self._judge = Judge()
         self._news: set[str] = set()
         self._heard = asyncio.Event()  # there are news, or a round is wanted at once
@@ -107,11 +115,11 @@ class Reaper:
         if not whole_round and not wanted:
             return
         found = [each for each in await self._backends.listed() if not each[1].labels.pool]
-        owners = {info.labels.session_id for _, info in found} - {""}
+        owners = {session_id for _, info in found for session_id in concerned(info.labels)}
         if whole_round:
             self._next_round = now + ROUND_SECONDS
             self._judge.keep_only(owners)
-            await self._end_idle([each for each in found if not each[1].labels.session_id])
+            await self._end_idle([each for each in found if is_nobodys(each[1].labels)])
         if self._sessions is not None:
             await self._ask(self._sessions, found, sorted(owners if whole_round else owners & wanted))
 
@@ -125,8 +133,8 @@ class Reaper:
                     return  # nor would it answer for the others; the next round asks again
                 fate = Fate.UNKNOWN
             if self._judge.may_go(session_id, fate, time.monotonic()):
-                mine = [each for each in found if each[1].labels.session_id == session_id]
-                await asyncio.gather(*(self._release(hand, info, fate.name) for hand, info in mine))
+                mine = [each for each in found if session_id in concerned(each[1].labels)]
+                await asyncio.gather(*(self._part(hand, info, session_id, fate.name) for hand, info in mine))
             await asyncio.sleep(1.0 / QUESTIONS_PER_SECOND)
 
     async def _end_idle(self, found: Iterable[Found]) -> None:
@@ -141,12 +149,28 @@ class Reaper:
             if since is not None and time.time() - since >= self._idle_seconds:
                 await self._release(hand, info, "IDLE")
 
+    async def _part(self, hand: Hand, info: SandboxInfo, session_id: str, why: str) -> None:
+        """Takes a sandbox from a session that is over: a standing hand stands outside again, others are destroyed."""
+        labels = info.labels
+        if labels.session_id == session_id and not labels.standing:
+            await self._release(hand, info, why)
+            return
+        try:
+            if labels.session_id != session_id:
+                await self._owners.shares.unshare(labels.sandbox_id, session_id)
+            elif labels.move is None:
+                goal = Goal("", labels.standing)
+                await self._owners.transfer(labels.sandbox_id, goal, labels.generation, 0.0)
+        except ServiceError as error:
+            _log.warning("hand not taken back", sandbox_id=labels.sandbox_id, reason=error.reason)
+
     async def _release(self, hand: Hand, known: SandboxInfo, why: str) -> None:
         """Destroys a sandbox unless it has another owner by now."""
         labels = known.labels
         try:
             info = await hand.find(labels.sandbox_id)
-            if info is not None and info.labels.session_id == labels.session_id:
+            mine = info is not None and info.labels.session_id == labels.session_id and info.labels.move is None
+            if mine:
                 await self._sandboxes.release(labels.sandbox_id)
                 _log.info("sandbox reaped", sandbox_id=labels.sandbox_id, session_id=labels.session_id, why=why)
         except ServiceError as error:

@@ -57,3 +57,13 @@ def idle_since(labels: Labels, executions: Collection[ExecutionInfo]) -> float |
     if any(execution.outcome is None for execution in executions):
         return None
     return max([labels.create_time, *(execution.start_time for execution in executions)])
+
+
+def concerned(labels: Labels) -> set[str]:
+    """Returns the sessions whose end matters to a sandbox: its owner's, and its readers'."""
+    return {labels.session_id, *(reader.session_id for reader in labels.readers)} - {""}
+
+
+def is_nobodys(labels: Labels) -> bool:
+    """Says whether a sandbox is only its maker's, who may have forgotten it. A standing hand is kept until released."""
+    return not (labels.session_id or labels.standing or labels.move)

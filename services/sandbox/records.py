@@ -7,8 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from services.sandbox.hand import Labels, SandboxInfo
+from services.kit.errors import Conflict
+from services.sandbox.hand import Labels, Move, Owner, Reader, SandboxInfo
 from services.sandbox.removal import remove_tree
 
 _FILE = "sandbox.json"
@@ -67,6 +69,14 @@ class Records:
             self._by_request()[record.info.labels.request_id] = record.sandbox_id
         return record
 
+    def relabel(self, record: Record, before: Labels, after: Labels) -> Record:
+        """Changes whose a sandbox is, as `Hand.relabel` promises. Nothing is waited for: one service has the record."""
+        if record.info.labels != before:
+            now = record.info.labels.generation
+            raise Conflict("GENERATION_CONFLICT", f"the sandbox has generation {now} by now", generation=now)
+        labels = replace(after, sandbox_id=record.sandbox_id)
+        return self.save(replace(record, info=replace(record.info, labels=labels)))
+
     def get(self, sandbox_id: str) -> Record | None:
         """Reads a record, if there is one. One that a crash of the machine has torn counts as none."""
         folder = self._root / sandbox_id
@@ -75,7 +85,7 @@ class Records:
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         info = kept["info"]
-        labels = Labels(**info.pop("labels"))
+        labels = _labels(info.pop("labels"))
         tools, limits = tuple(info.pop("tools")), tuple(info.pop("unenforced_limits"))
         return Record(
             SandboxInfo(labels, tools=tools, unenforced_limits=limits, **info), folder, kept["ready"], kept["facts"]
@@ -94,7 +104,8 @@ class Records:
     def by_request(self, request_id: str) -> Record | None:
         """Finds the sandbox that a request made."""
         sandbox_id = self._by_request().get(request_id)
-        return None if sandbox_id is None else self.get(sandbox_id)
+        found = None if sandbox_id is None else self.get(sandbox_id)
+        return found if found is not None and found.info.labels.request_id == request_id else None
 
     def _by_request(self) -> dict[str, str]:
         if self._requests is None:
@@ -113,6 +124,18 @@ class Records:
         for request in [request for request, sandbox_id in list(known.items()) if sandbox_id == folder.name]:
             known.pop(request, None)  # in place: this runs in a thread of its own
         remove_tree(folder)
+
+
+def _labels(kept: dict[str, Any]) -> Labels:
+    """Reads labels, those of an older service too."""
+    move = kept.pop("move", None)
+    readers, past = kept.pop("readers", ()), kept.pop("past", ())
+    return Labels(
+        **kept,
+        move=None if move is None else Move(**move),
+        readers=tuple(Reader(**each) for each in readers),
+        past=tuple(Owner(**each) for each in past),
+    )
 
 
 def _overwritten(file: Path, data: bytes) -> bool:

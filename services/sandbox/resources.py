@@ -114,6 +114,16 @@ class Resources:
         except ServiceError as error:  # it is gone already
             _log.warning("memory not synced", sandbox_id=sandbox_id, reason=error.reason)
 
+    async def part(self, hand: Hand, sandbox_id: str) -> None:
+        """Writes what is left to write before a sandbox changes its owner, and ends its mounts: its files stay.
+
+        Raises Unavailable while that cannot be done.
+        """
+        if self.has_mounts(sandbox_id):
+            for note in await self._mounts.sync(hand, sandbox_id, self._session, strictly=True):
+                _log.warning("memory at transfer", sandbox_id=sandbox_id, note=note)
+            self._mounts.forget(sandbox_id)
+
     def has_mounts(self, sandbox_id: str) -> bool:
         """Tells whether a sandbox has memory stores mounted."""
         return bool(self._mounts.paths(sandbox_id))

@@ -22,6 +22,7 @@ _KINDS: Mapping[str, type[ServiceError]] = {
     "EXECUTION_ID_REUSED": Exists,
     "EXECUTION_UNKNOWN": Gone,
     "EPOCH_STALE": Conflict,
+    "GENERATION_CONFLICT": Conflict,
     "FULL": Full,
     "TOOL_UNKNOWN": Invalid,
     "TOOL_INPUT_INVALID": Invalid,
@@ -200,5 +201,5 @@ def said(line: bytes) -> dict[str, Any]:
     kind = _KINDS.get(str(reason))
     if kind is None:
         raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox's runner refuses for an unknown reason")
-    epoch = {"epoch": int(answer["epoch"])} if "epoch" in answer else {}
-    raise kind(str(reason), str(answer.get("message", ""))[:500], **epoch)
+    numbers = {name: int(answer[name]) for name in ("epoch", "generation") if name in answer}
+    raise kind(str(reason), str(answer.get("message", ""))[:500], **numbers)

@@ -43,14 +43,17 @@ class RunnerDoors:
         answer = await self._ask(record, {"op": "doors", "names": list(names)})
         try:
             ports = {str(name): int(port) for name, port in answer["ports"].items()}
-            return Doors(ports, str(answer["folder"]))
+            return Doors(ports, str(answer["folder"]), bool(answer.get("outfitted", True)))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise await self._lost(record) from None
 
-    async def outfit(self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None) -> None:
+    async def outfit(
+        self, sandbox_id: str, env: Mapping[str, str], trust: Trust | None = None, generation: int = 0
+    ) -> None:
         """See `Hand.outfit`."""
         given = None if trust is None else {"system": trust.system, "own": trust.own}
-        await self._ask(await self._record(sandbox_id), {"op": "outfit", "env": dict(env), "trust": given})
+        asked = {"op": "outfit", "env": dict(env), "trust": given, "generation": generation}
+        await self._ask(await self._record(sandbox_id), asked)
 
     async def visit(self, sandbox_id: str, door: str) -> Visit:
         """See `Hand.visit`."""

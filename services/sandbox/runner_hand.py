@@ -18,6 +18,7 @@ from services.kit.errors import Exists, Gone, Invalid, Unavailable
 from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox.hand import (
+    CAPABILITIES,
     WORKSPACE,
     Chunk,
     Content,
@@ -35,7 +36,7 @@ from services.sandbox.records import Record, Records, finished
 from services.sandbox.runner_client import Runners, Unreachable
 from services.sandbox.runner_doors import RunnerDoors
 from services.sandbox.runner_files import RunnerFiles
-from services.sandbox.tools import NAMES
+from services.sandbox.tools import NAMES, Tool, offered
 
 START_SECONDS = 60.0  # from a place that was made to a runner that answers
 PUT_SECONDS = 30.0
@@ -49,6 +50,8 @@ _log = Log("services.sandbox.runner_hand")
 class RunnerHand(RunnerFiles, RunnerDoors):
     """A `Hand` (see there) over a place and the folder of its records."""
 
+    capabilities = CAPABILITIES
+
     def __init__(self, place: Place, records: Records) -> None:
         """Goes on with the sandboxes that the records tell of."""
         self._place = place
@@ -58,6 +61,14 @@ class RunnerHand(RunnerFiles, RunnerDoors):
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
         self._leaving: set[str] = set()  # sandboxes that are being destroyed here: nobody finds them any more
         self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
+
+    def tools(self, recipe: Recipe) -> tuple[Tool, ...]:
+        """See `Hand.tools`."""
+        return offered(recipe.tools)
+
+    def tools_in(self, info: SandboxInfo) -> tuple[Tool, ...]:
+        """See `Hand.tools_in`."""
+        return offered(info.tools)
 
     async def check(self, recipe: Recipe) -> tuple[str, ...]:
         """See `Hand.check`."""
@@ -172,6 +183,15 @@ class RunnerHand(RunnerFiles, RunnerDoors):
                 raise Unavailable("BACKEND_UNAVAILABLE", "the sandbox did not start", backend=self._place.name)
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def relabel(self, sandbox_id: str, before: Labels, after: Labels) -> SandboxInfo:
+        """See `Hand.relabel`."""
+        changed = self._known[sandbox_id] = self._records.relabel(await self._record(sandbox_id), before, after)
+        return changed.info
+
+    async def fence(self, sandbox_id: str, generation: int) -> None:
+        """See `Hand.fence`."""
+        await self._ask(await self._record(sandbox_id), {"op": "fence", "generation": generation})
+
     async def put(self, sandbox_id: str, files: Sequence[Content]) -> None:
         """See `Hand.put`."""
         await self._put(await self._record(sandbox_id), files)
@@ -182,7 +202,8 @@ class RunnerHand(RunnerFiles, RunnerDoors):
                 await self._send(record, file)
                 continue
             path = str(PurePosixPath(file.path).relative_to(WORKSPACE))
-            given = {"path": path, "data": base64.b64encode(file.content).decode("ascii"), "mode": file.mode}
+            data = base64.b64encode(file.content).decode("ascii")
+            given = {"path": path, "data": data, "mode": file.mode, "offset": file.offset}
             result = await self._run(record, Order(mint("put"), "_put", given, "", PUT_SECONDS))
             if result.outcome is not Outcome.OK:
                 raise Invalid("RESOURCE_INVALID", f"it cannot be put there: {result.text}", mount_path=file.path)
@@ -230,10 +251,10 @@ class RunnerHand(RunnerFiles, RunnerDoors):
             raise await self._lost(record) from None
         raise await self._lost(record)
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int = 0, generation: int = 0) -> None:
         """See `Hand.cancel`."""
         record = await self._record(sandbox_id)
-        await self._ask(record, {"op": "cancel", "id": execution_id, "epoch": epoch})
+        await self._ask(record, {"op": "cancel", "id": execution_id, "epoch": epoch, "generation": generation})
 
     async def executions(self, sandbox_id: str) -> tuple[ExecutionInfo, ...]:
         """See `Hand.executions`."""
@@ -244,6 +265,7 @@ class RunnerHand(RunnerFiles, RunnerDoors):
                 name=str(row["name"]),
                 start_time=float(row["started_at"]),
                 outcome=Outcome(row["outcome"]) if row["outcome"] else None,
+                generation=int(row.get("generation", 0)),
             )
             for row in answer["executions"]
             if not row["name"].startswith("_")  # the service's own
@@ -334,7 +356,8 @@ def _same(info: SandboxInfo, labels: Labels) -> SandboxInfo:
 
 
 def _owner(labels: Labels) -> tuple[str, str, str]:
-    return labels.environment, labels.session_id, labels.tenant
+    """Returns whose a request is: a standing hand's is its tenant's, whichever session has it."""
+    return labels.environment, "" if labels.standing else labels.session_id, labels.tenant
 
 
 def _request(operation: str, order: Order) -> dict[str, Any]:
@@ -346,6 +369,7 @@ def _request(operation: str, order: Order) -> dict[str, Any]:
         "digest": order.digest,
         "timeout_ms": order.seconds * 1000.0,
         "epoch": order.epoch,
+        "generation": order.generation,
     }
 
 

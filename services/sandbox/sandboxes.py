@@ -8,37 +8,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from services.kit import failpoints
-from services.kit.errors import Gone, Invalid, ServiceError
+from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
-from services.sandbox import core
+from services.sandbox import core, owners_core
 from services.sandbox.backends import Backends
 from services.sandbox.doorman import Doorman
 from services.sandbox.environments import Environments
 from services.sandbox.hand import (
+    FILES,
+    REPOSITORIES,
     WORKSPACE,
     Chunk,
     ExecutionInfo,
     FileInfo,
     Hand,
     Labels,
+    Order,
     Recipe,
     Result,
     SandboxInfo,
 )
 from services.sandbox.mounts import Mounts
 from services.sandbox.networks import described
+from services.sandbox.owners_core import EVERYTHING, Right
 from services.sandbox.pool import Pools
 from services.sandbox.resources import Load, Resource, Resources
 from services.sandbox.runner import config
 from services.sandbox.seeds_planting import Planting
 from services.sandbox.seeds_rules import Repository
-from services.sandbox.tools import Tool, offered
+from services.sandbox.tools import Tool
 
 OUTPUTS = f"{WORKSPACE}/{config.OUTPUTS}"  # what an agent has made for people
 _log = Log("services.sandbox.sandboxes")
@@ -68,6 +72,7 @@ class Wanted:
     epoch: int = 0
     resources: tuple[Resource, ...] = ()
     checkpoint_id: str = ""
+    description: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,21 +116,20 @@ class Sandboxes:
         self._epochs = core.Epochs()
         self._killing: set[asyncio.Task[None]] = set()  # so that none is collected before it is done
 
-    async def provision(self, wanted: Wanted, tenant: str | None = None) -> SandboxInfo:
+    async def provision(self, wanted: Wanted, tenant: str | None = None, owner: str = "") -> SandboxInfo:
         """Makes a sandbox. Raises as `Hand.provision` and `Planting.plant` do, `ENVIRONMENT_UNKNOWN`, `EPOCH_STALE`.
 
-        `tenant` is the caller's, None for one of the mesh.
+        `tenant` is the caller's, None for one of the mesh; `owner` the one whose hands may be meant, if any.
         """
-        recipe = self._environments.recipe(wanted.environment)
+        recipe = self._recipe(wanted.environment, owner)
         load = await self._resources.load(
             wanted.resources, wanted.session_id, tenant, recipe.limits.disk_bytes, wanted.checkpoint_id
         )
         self._planting.check(load.repositories)
         self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
-        labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
-        if not wanted.session_id:
-            labels = replace(labels, tenant=tenant or "")
+        labels = _labels(wanted, recipe, tenant)
+        _check_able(backend, load)
         preparing = None
         if load.repositories:
             door = self._doorman.speaks_for(wanted.session_id)
@@ -145,6 +149,16 @@ class Sandboxes:
                 await asyncio.gather(preparing, return_exceptions=True)
         failpoints.hit("sandbox.sandbox_made")
         return info
+
+    def _recipe(self, environment: str, owner: str) -> Recipe:
+        """Returns a recipe of the operator's, or of a hand that has dialled out for that tenant."""
+        dialled = self._backends.dialled()
+        if environment not in self._environments.recipes and owner and environment and dialled is not None:
+            for recipe in dialled.known(owner):
+                if recipe.name == environment:
+                    return recipe
+        recipe = self._environments.recipe(environment)
+        return replace(recipe, tenant=owner) if recipe.worker else recipe
 
     async def _provide(self, hand: Hand, info: SandboxInfo, load: Load) -> None:
         """Gives a sandbox its doors. One that did not get them is not kept for nobody to find, as with mounts."""
@@ -180,21 +194,31 @@ class Sandboxes:
                 await asyncio.shield(self.release(sandbox_id))
             raise
 
-    async def execute(self, call: Call) -> Result:
-        """Runs a tool, or waits for one that runs already, and returns what it said."""
+    async def execute(self, call: Call, right: Right = EVERYTHING) -> Result:
+        """Runs a tool, or waits for one that runs already, and returns what it said.
+
+        Raises Refused (`HAND_TRANSFERRED`) for a new call of an owner of before, or of one that the hand leaves.
+        """
         hand, info = await self._backends.find(call.sandbox_id)
-        self._epochs.admit(info.labels.session_id, call.epoch)
-        if call.attach_only:
-            if not call.execution_id:
-                raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
+        labels = info.labels
+        self._epochs.admit(right.session_id or labels.session_id, call.epoch)
+        if call.attach_only and not call.execution_id:
+            raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
+        past = right.past or (frozenset({labels.generation}) if owners_core.is_leaving(labels) else frozenset())
+        if past and not call.attach_only:
+            await self._check_started(hand, labels, call.execution_id, past)
+        if call.attach_only or past:
             return await self._result(hand, call.sandbox_id, call.execution_id)
-        id = call.execution_id or mint("exec")
-        order = core.order(info.tools, call.name, call.input_json, id, call.seconds, info.seconds, call.epoch)
+        if right.reads:
+            owners_core.check_reading(hand.tools_in(info), call.name)
+        id, epoch = call.execution_id or mint("exec"), 0 if right.reads else call.epoch
+        order = core.order(hand.tools_in(info), call.name, call.input_json, id, call.seconds, info.seconds, epoch)
         began = time.monotonic()
         await self._doorman.keep(hand, info, lambda: call.sandbox_id in self._planting.planted())
         try:
             failpoints.hit("sandbox.execution_asked")
-            result = await self._resources.synced(hand, call.sandbox_id, await hand.run(call.sandbox_id, order))
+            said = await self._run(hand, labels, order)
+            result = await self._resources.synced(hand, call.sandbox_id, said)
             failpoints.hit("sandbox.execution_finished")
         except asyncio.CancelledError:
             if not call.execution_id:
@@ -212,6 +236,22 @@ class Sandboxes:
             seconds=round(time.monotonic() - began, 6),
         )
         return result
+
+    async def _run(self, hand: Hand, labels: Labels, order: Order) -> Result:
+        """Runs an order for the owner that the labels name."""
+        try:
+            return await hand.run(labels.sandbox_id, replace(order, generation=labels.generation))
+        except Conflict as conflict:
+            if conflict.reason != "GENERATION_CONFLICT":
+                raise
+            now = await hand.find(labels.sandbox_id)
+            raise owners_core.transferred(now.labels if now is not None else labels) from None
+
+    async def _check_started(self, hand: Hand, labels: Labels, execution_id: str, generations: Collection[int]) -> None:
+        """Raises Refused (`HAND_TRANSFERRED`) unless an execution was started in one of these generations."""
+        known = await hand.executions(labels.sandbox_id) if execution_id else ()
+        if not any(it.execution_id == execution_id and it.generation in generations for it in known):
+            raise owners_core.transferred(labels)
 
     async def _result(self, hand: Hand, sandbox_id: str, execution_id: str) -> Result:
         async for said in hand.follow(sandbox_id, execution_id):
@@ -242,7 +282,7 @@ class Sandboxes:
         """Kills an execution; one that is not known never starts."""
         hand, info = await self._backends.find(sandbox_id)
         self._epochs.admit(info.labels.session_id, epoch)
-        await hand.cancel(sandbox_id, execution_id, epoch)
+        await hand.cancel(sandbox_id, execution_id, epoch, info.labels.generation)
 
     async def executions(self, sandbox_id: str) -> tuple[ExecutionInfo, ...]:
         """Lists the executions that a sandbox remembers."""
@@ -252,6 +292,8 @@ class Sandboxes:
     async def put(self, sandbox_id: str, resources: Sequence[Resource], epoch: int, tenant: str | None = None) -> None:
         """Puts resources into a sandbox."""
         hand, info = await self._backends.find(sandbox_id)
+        if owners_core.is_leaving(info.labels):
+            raise owners_core.transferred(info.labels)
         load = await self._resources.load(resources, info.labels.session_id, tenant, 0)
         self._planting.check(load.repositories)
         self._epochs.admit(info.labels.session_id, epoch)
@@ -300,14 +342,18 @@ class Sandboxes:
 
     async def tools_of(self, sandbox_id: str) -> Toolbox:
         """Lists a sandbox's tools."""
-        _, info = await self._backends.find(sandbox_id)
+        hand, info = await self._backends.find(sandbox_id)
         recipe = self._environments.recipes.get(info.labels.environment)
-        return Toolbox(info.labels.environment, described(recipe) if recipe else "", offered(info.tools))
+        return Toolbox(info.labels.environment, described(recipe) if recipe else "", hand.tools_in(info))
 
-    def tools_by_environment(self, environment: str) -> Toolbox:
-        """Lists the tools that an environment's sandboxes will have."""
-        recipe = self._environments.recipe(environment)
-        return Toolbox(recipe.name, described(recipe), offered(recipe.tools))
+    def tools_by_environment(self, environment: str, owner: str = "") -> Toolbox:
+        """Lists the tools that an environment's sandboxes will have. `owner` as for `provision`."""
+        recipe = self._recipe(environment, owner)
+        return Toolbox(recipe.name, described(recipe), self._backends.hand(recipe.backend).tools(recipe))
+
+    async def found(self, sandbox_id: str) -> SandboxInfo:
+        """Returns what is known of a sandbox. Raises Gone (`SANDBOX_GONE`)."""
+        return (await self._backends.find(sandbox_id))[1]
 
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
@@ -315,9 +361,12 @@ class Sandboxes:
         kept = [info for info in found if session_id in ("", info.labels.session_id)]
         return sorted(kept, key=lambda info: (info.labels.create_time, info.labels.sandbox_id))
 
-    async def environments(self) -> list[Availability]:
+    async def environments(self, owner: str = "") -> list[Availability]:
         """Lists the environments by name, and tries whether each can be followed here and now."""
-        return [await self._try(recipe) for _, recipe in sorted(self._environments.recipes.items())]
+        dialled = self._backends.dialled()
+        own = [recipe.name for recipe in (dialled.known(owner) if owner and dialled is not None else ())]
+        names = sorted({*own, *self._environments.recipes})
+        return [await self._try(self._recipe(name, owner)) for name in names]
 
     async def _try(self, recipe: Recipe) -> Availability:
         try:
@@ -354,3 +403,26 @@ class Sandboxes:
         """Waits for the cancels that are under way, and lets go of doors."""
         await asyncio.gather(*self._killing)
         await self._doorman.close()
+
+
+def _labels(wanted: Wanted, recipe: Recipe, tenant: str | None) -> Labels:
+    """Returns whose a sandbox shall be. One of a client's own that has a name stands outside of sessions."""
+    labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
+    owners_core.check_description(wanted.description)
+    labels = replace(labels, description=wanted.description)
+    if wanted.session_id:
+        return labels
+    if not (wanted.hand and tenant):
+        return replace(labels, tenant=tenant or "")
+    owners_core.check_name(wanted.hand)
+    request = owners_core.request_of(tenant, wanted.hand)
+    return replace(labels, tenant=tenant, standing=wanted.hand, request_id=request)
+
+
+def _check_able(hand: Hand, load: Load) -> None:
+    """Raises Refused (`CAPABILITY_MISSING`) for resources that a hand has no place for."""
+    wanted = {FILES} if load.contents or load.mounts else set()
+    wanted |= {REPOSITORIES} if load.repositories else set()
+    missing = sorted(wanted - hand.capabilities)
+    if missing:
+        raise Refused("CAPABILITY_MISSING", f"hands of that kind have no {missing[0]}", capability=missing[0])

@@ -6,26 +6,33 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
+from services.kit.errors import Invalid
 from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox import messages
-from services.sandbox.hand import Chunk
-from services.sandbox.later import Later
-from services.sandbox.leave import Leave
+from services.sandbox.dialled_server import WorkerCalls, Workers
+from services.sandbox.hand import Chunk, SandboxInfo
+from services.sandbox.leave import HARNESS, Leave
 from services.sandbox.networks import described
+from services.sandbox.owners import Owners
+from services.sandbox.owners_core import Goal, settle_seconds, transferred
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
-class SandboxServicer(Later):
+class SandboxServicer(WorkerCalls):
     """Serves `handmesh.sandbox.v1.SandboxService`."""
 
-    def __init__(self, sandboxes: Sandboxes, leave: Leave) -> None:
-        """Serves these sandboxes to those who have leave."""
+    def __init__(self, sandboxes: Sandboxes, leave: Leave, workers: Workers, owners: Owners) -> None:
+        """Serves these sandboxes to those who have leave, and takes workers in."""
+        self._workers = workers
         self._sandboxes = sandboxes
+        self._owners = owners
         self._leave = leave
 
     async def Provision(self, request: pb.ProvisionRequest, context: Context) -> pb.ProvisionResponse:
         await self._leave.to_provision(context, request.session_id, request.epoch)
+        if request.standing_hand:
+            return pb.ProvisionResponse(sandbox=messages.sandbox(await self._attached(request)))
         wanted = Wanted(
             request.environment,
             request.session_id,
@@ -34,12 +41,25 @@ class SandboxServicer(Later):
             request.epoch,
             tuple(messages.resource(it) for it in request.resources),
             request.checkpoint_id,
+            request.description,
         )
-        info = await self._sandboxes.provision(wanted, caller().tenant)
+        info = await self._sandboxes.provision(wanted, caller().tenant, await self._leave.on_behalf(context))
         return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
+    async def _attached(self, request: pb.ProvisionRequest) -> SandboxInfo:
+        if not request.session_id:
+            raise Invalid("ARGUMENT_INVALID", "name the session that a standing hand is for", field="session_id")
+        resources = [messages.resource(it) for it in request.resources]
+        by_harness = caller().kind == HARNESS
+        info = await self._owners.attach(
+            request.session_id, request.hand, request.standing_hand, request.read_only, by_harness
+        )
+        if resources and not request.read_only:
+            await self._sandboxes.put(info.labels.sandbox_id, resources, request.epoch, caller().tenant)
+        return info
+
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
-        await self._leave.to_act(context, request.sandbox_id, request.epoch)
+        right = await self._leave.to_execute(context, request.sandbox_id, request.epoch)
         call = Call(
             request.sandbox_id,
             request.name,
@@ -49,7 +69,7 @@ class SandboxServicer(Later):
             request.epoch,
             request.attach_only,
         )
-        return pb.ExecuteResponse(result=messages.result(await self._sandboxes.execute(call)))
+        return pb.ExecuteResponse(result=messages.result(await self._sandboxes.execute(call, right)))
 
     async def WatchExecution(
         self, request: pb.WatchExecutionRequest, context: Context
@@ -78,8 +98,12 @@ class SandboxServicer(Later):
         if request.WhichOneof("of") == "sandbox_id":
             await self._leave.to_look(request.sandbox_id)
             found = await self._sandboxes.tools_of(request.sandbox_id)
+        elif request.WhichOneof("of") == "standing_hand":
+            labels = await self._owners.standing(request.standing_hand, await self._leave.on_behalf(context))
+            found = await self._sandboxes.tools_of(labels.sandbox_id)
         else:
-            found = self._sandboxes.tools_by_environment(request.environment)
+            owner = await self._leave.on_behalf(context)
+            found = self._sandboxes.tools_by_environment(request.environment, owner)
         return pb.ListToolsResponse(
             tools=messages.tools(found.tools), environment=found.environment, environment_description=found.description
         )
@@ -92,7 +116,7 @@ class SandboxServicer(Later):
         self, request: pb.ListEnvironmentsRequest, context: Context
     ) -> pb.ListEnvironmentsResponse:
         answer = pb.ListEnvironmentsResponse()
-        for found in await self._sandboxes.environments():
+        for found in await self._sandboxes.environments(await self._leave.on_behalf(context)):
             recipe = found.recipe
             row = answer.environments.add(name=recipe.name, backend=recipe.backend, description=described(recipe))
             row.available, row.problem = not found.problem, found.problem
@@ -126,3 +150,27 @@ class SandboxServicer(Later):
         await self._leave.to_act(context, request.sandbox_id, request.epoch)
         kept = await self._sandboxes.checkpoint(request.sandbox_id, request.epoch, caller().tenant)
         return pb.CheckpointResponse(checkpoint_id=kept)
+
+    async def Transfer(self, request: pb.TransferRequest, context: Context) -> pb.TransferResponse:
+        seconds = settle_seconds(
+            request.settle_timeout.ToNanoseconds() / 1e9 if request.HasField("settle_timeout") else None
+        )
+        right = await self._leave.to_hand_over(context, request.sandbox_id, request.epoch)
+        goal = Goal(request.to_session_id, request.to_hand)
+        if right.past:
+            info = await self._owners.transferred(request.sandbox_id, goal, right.past)
+        else:
+            expected = request.expected_generation
+            info = await self._owners.transfer(request.sandbox_id, goal, expected, seconds, right.session_id)
+        return pb.TransferResponse(sandbox=messages.sandbox(info))
+
+    async def ShareHand(self, request: pb.ShareHandRequest, context: Context) -> pb.ShareHandResponse:
+        right = await self._leave.to_hand_over(context, request.sandbox_id, request.epoch)
+        if right.past:
+            raise transferred((await self._sandboxes.found(request.sandbox_id)).labels)
+        if request.revoke:
+            info = await self._owners.shares.unshare(request.sandbox_id, request.session_id)
+        else:
+            by = right.session_id
+            info = await self._owners.shares.share(request.sandbox_id, request.session_id, request.hand, by)
+        return pb.ShareHandResponse(sandbox=messages.sandbox(info))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from services.kit.settings import REQUIRED, Mesh, address, existing, flag, path, setting, url, whole
 from services.sandbox.doorman import MOST_CONNECTIONS
+from services.sandbox.hand import Bounds
 from services.sandbox.seeds import SeedSettings
 from services.sandbox.seeds_rules import Sources, parse_sources
 
@@ -54,6 +55,18 @@ class Settings(Mesh):
         None,
         "Free sandboxes to keep ready of the default environment, when its table has no `pool`.",
     )
+    hand_offline_seconds: int = setting(
+        "HANDMESH_HAND_OFFLINE_SECONDS", whole, 30, "How long a call waits for a worker of a hand that dials out."
+    )
+    hand_queue_seconds: int = setting(
+        "HANDMESH_HAND_QUEUE_SECONDS", whole, 600, "How long a call waits when all workers of such a hand are busy."
+    )
+    hand_reattach_seconds: int = setting(
+        "HANDMESH_HAND_REATTACH_SECONDS",
+        whole,
+        600,
+        "How long a worker whose link is cut is waited for, before what it had ends as unknown.",
+    )
     allow_unisolated: bool = setting(
         "HANDMESH_ALLOW_UNISOLATED", flag, False, "1 lets the process backend run tools without any isolation."
     )
@@ -82,6 +95,14 @@ class Settings(Mesh):
     docker_host: str | None = setting(
         "DOCKER_HOST", url, None, "Where the Docker Engine is; its usual socket if not set."
     )
+
+    def bounds(self) -> Bounds:
+        """Returns those of hands that dial out."""
+        return Bounds(
+            offline=float(self.hand_offline_seconds),
+            queue=float(self.hand_queue_seconds),
+            reattach=float(self.hand_reattach_seconds),
+        )
 
     def seeds(self) -> SeedSettings:
         """Returns those of git repositories."""

@@ -19,7 +19,9 @@ from services.session.admission import MAX_SESSION_BYTES
 from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
+from services.session.children import Children
 from services.session.claims import Claims
+from services.session.families import Families
 from services.session.grants import Grants, Vouch
 from services.session.hand_tokens import HandTokens
 from services.session.index import Index
@@ -32,6 +34,7 @@ from services.session.log import Store, UnusableStoreError
 from services.session.memories import Memories
 from services.session.memories_core import QUOTA_BYTES as MEMORY_BYTES
 from services.session.memories_server import MemoryServicer
+from services.session.orphans import Orphans
 from services.session.previews import Previews
 from services.session.reader import Reader
 from services.session.recent import Recent
@@ -74,9 +77,12 @@ def parts(
     grants = Grants(store.registry, store.wire, writer, reader, now, vouch)
     watcher = Watcher(recent, store.wire)
     audit = Audit(store.registry, stones, writer, now)
-    sessions = Sessions(writer, reader, store.registry, index, claims, grants, audit, now)
-    lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, now)
+    memories = Memories(store.objects, store.registry, now, memory_bytes)
     listing = Listing(store.registry, index, writer, reader)
+    families = Families(writer, index, listing, claims, grants)
+    sessions = Sessions(writer, reader, store.registry, index, claims, grants, audit, memories, families, now)
+    lifecycle = Lifecycle(store.log, store.wire, stones, writer, sessions, index, claims, grants, families, now)
+    orphans = Orphans(writer, listing, families, lifecycle)
     asked = Requests(store.registry)
     blobs = Blobs(store.objects, store.registry, writer, limits)
     forks = Forks(log, writer, reader, sessions, asked, index, claims, blobs, now)
@@ -87,7 +93,8 @@ def parts(
         forks,
         imports,
         listing,
-        Upkeep(log, writer, index, listing, lifecycle, claims, now, rules),
+        Upkeep(log, writer, index, listing, lifecycle, claims, orphans, now, rules),
+        Children(writer, sessions, asked, index, claims, grants, families, now),
         reader,
         watcher,
         Previews(writer, watcher),
@@ -96,7 +103,7 @@ def parts(
         writer,
         Verifier(log, marks, writer),
         blobs,
-        Memories(store.objects, store.registry, now, memory_bytes),
+        memories,
         Vouchers(store.registry, now, vouch),
         audit,
         HandTokens(store.registry, grants, now),

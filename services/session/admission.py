@@ -69,7 +69,13 @@ def check_room(state: WriteState, facts: Sequence[Fact], max_bytes: int) -> None
 
 
 def _draft_of(state: WriteState) -> WriteState:
-    return replace(state, calls=dict(state.calls), hashes=dict(state.hashes), names=ChainMap({}, state.names))
+    return replace(
+        state,
+        calls=dict(state.calls),
+        hashes=dict(state.hashes),
+        children=dict(state.children),
+        names=ChainMap({}, state.names),
+    )
 
 
 def check_emitters(facts: Sequence[Fact]) -> None:
@@ -118,6 +124,17 @@ def _admit_one(state: WriteState, fact: Fact, facts: Sequence[Fact], expected_po
             _admit_decision(state, fact)
         case "custom_tool_answered":
             _admit_answer(state, fact.tool_use_id, Call.REQUESTED)
+        case "child_started":
+            check_children(state)
+        case "child_ended" if fact.child not in state.children:
+            raise Invalid("EVENT_INVALID", "no such child is at work", field="child_session_id")
+
+
+def check_children(state: WriteState) -> None:
+    """Raises Refused (`CHILD_LIMIT`) for a session that has started as many others as it may."""
+    if state.children_started >= state.max_children:
+        message = f"the session may start {state.max_children} sessions in all"
+        raise Refused("CHILD_LIMIT", message, limit="max_children")
 
 
 def _admit_answer(state: WriteState, call: str, needed: Call) -> None:

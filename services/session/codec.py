@@ -18,7 +18,7 @@ from services.kit import ids
 from services.kit.errors import Invalid, Refused
 from services.session import core
 from services.session.core import Fact, Usage, WriteState
-from services.session.emitters import UNKNOWN
+from services.session.emitters import SESSION, UNKNOWN
 from services.session.log import StoredBatch
 
 DEFAULT_HARNESS = "messages"
@@ -50,6 +50,8 @@ def fact_of(event: Event, emitter: str) -> Fact:
     if event.traceparent and len(event.traceparent) > 128:
         raise Invalid("EVENT_INVALID", "traceparent has at most 128 characters", field="traceparent")
     body: Any = getattr(event, kind) if kind else None
+    if kind == "message_received" and emitter != SESSION:
+        body.from_session_id = ""  # only a session's own grant says so
     blocks = _check_json(kind, body)
     _check_ids(kind, body)
     return stored_fact(event, emitter, blocks)
@@ -77,7 +79,15 @@ def stored_fact(event: Event, emitter: str = "", blocks: list[Any] | None = None
         reason=body.reason if kind == "turn_ended" else 0,
         tenant=config.tenant if config is not None else "",
         harness=(config.harness or DEFAULT_HARNESS) if config is not None else "",
+        parent=config.parent_session_id if config is not None else "",
+        max_depth=_at_least_one(config, "max_depth") if config is not None else 0,
+        max_children=_at_least_one(config, "max_children") if config is not None else 0,
+        child=body.child_session_id if kind.startswith("child_") else "",
     )
+
+
+def _at_least_one(config: SessionConfig, limit: str) -> int:
+    return max(1, getattr(config.child_limits, limit)) if config.HasField("child_limits") else 0
 
 
 def _unknown_kind(event: Event) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from handmesh.sandbox.v1.sandbox_pb2 import GitRepository
+from handmesh.sandbox.v1.sandbox_pb2 import GitRepository, LogView
 from handmesh.session.v1.config_pb2 import (
     Budgets,
     CustomTool,
@@ -24,12 +24,15 @@ MAX_LABELS = 32
 MAX_LABEL_KEY = 64
 MAX_LABEL_VALUE = 256
 MAX_TITLE = 1_024
+MAX_HANDED = 32
 MAX_NAMED = 64  # hands, servers, tools or policies of one session
 MAX_VAULTS = 16  # of one session: the vault's policy has a line for each
 MAX_MEMORY_STORES = 16  # of one session
 MAX_MEMORY_DESCRIPTION = 1_024  # characters
 MAX_URL = 2_048
 MAX_GIT_RULES = 32  # of each kind, of one repository
+MAX_DEPTH = 8  # levels of sessions below one
+MAX_CHILDREN = 1_000  # sessions that one may start
 MAIN_HAND = "main"  # of a session that names none
 MESH = "mesh"  # what the mesh's own tools are offered by: no hand and no server
 
@@ -77,10 +80,14 @@ def check(config: SessionConfig) -> None:
             _refuse(f"tool_policies[{at}].action", "must be ALLOW, ASK or DENY")
     _check_memory(config.memory_stores)
     _check_mesh_tools(config.mesh_tools)
+    if len(config.hand_over_to) > MAX_HANDED:
+        _refuse("hand_over_to", f"has at most {MAX_HANDED} entries")
+    if not all(ids.MINTED.fullmatch(each) for each in config.hand_over_to):
+        _refuse("hand_over_to", "has ids of sessions")
     _check_budgets("budgets", config.budgets)
-    for field in ("max_depth", "max_children"):
-        if getattr(config.child_limits, field) < 0:
-            _refuse(f"child_limits.{field}", "must not be negative")
+    for field, most in (("max_depth", MAX_DEPTH), ("max_children", MAX_CHILDREN)):
+        if not 0 <= getattr(config.child_limits, field) <= most:
+            _refuse(f"child_limits.{field}", f"is from 0 to {most}")
     _check_budgets("child_limits.budgets", config.child_limits.budgets)
     if config.max_output_tokens < 0:
         _refuse("max_output_tokens", "must not be negative")
@@ -122,6 +129,15 @@ def _check_hands(config: SessionConfig) -> None:
         for at, resource in enumerate(hand.resources):
             if resource.WhichOneof("source") == "git_repository":
                 _check_repository(f"hands[{name}].resources[{at}].git_repository", resource.git_repository)
+            if resource.WhichOneof("source") == "log_view":
+                _check_log_view(f"hands[{name}].resources[{at}].log_view", resource.log_view)
+
+
+def _check_log_view(field: str, view: LogView) -> None:
+    if view.json_lines or view.offset:
+        _refuse(field, "is filled by the harness")
+    if view.start_position < 0:
+        _refuse(f"{field}.start_position", "must not be negative")
 
 
 def _check_repository(field: str, repository: GitRepository) -> None:

@@ -26,6 +26,7 @@ from services.session.names import Names
 
 _INPUTS = frozenset(
     {"message_received", "interrupt_requested", "tool_confirmed", "custom_tool_answered", "config_changed"}
+    | {"child_rested", "child_ended"}
 )
 _STEPS = frozenset(kind for kind, who in EMITTERS.items() if who == {HARNESS})
 
@@ -97,6 +98,10 @@ class Fact:
     reason: int = 0  # a `TurnEndReason`
     tenant: str = ""
     harness: str = ""
+    parent: str = ""  # of a configuration, like the next two
+    max_depth: int = 0  # levels of sessions that may be below this one
+    max_children: int = 0  # sessions that it may start in all
+    child: str = ""  # the session that was started, or has ended
 
 
 @dataclass
@@ -115,7 +120,9 @@ class WriteState:
     create_time: int = 0  # nanoseconds since 1970
     update_time: int = 0
     tenant: str = ""
-    harness: str = ""
+    harness: str = ""  # the type whose turn it is, or will be
+    next_harness: str = ""  # the type from the open turn's end on
+    answered: bool = False  # whether the open turn has an answer: then it ends as it began
     config_position: int = 0  # the event that holds the configuration
     message: int = 0  # position of the last message
     settled: int = 0  # what turns have read that have ended
@@ -131,6 +138,13 @@ class WriteState:
     last_input: int = 0  # position of the last event that a harness should look at
     last_step: int = 0  # position of the last event of a harness
     last_deed: int = 0  # the same, without `harness_woke`
+    message_time: int = 0  # of the last message
+    interrupt_time: int = 0  # of the last interrupt, obeyed or not
+    parent: str = ""  # the session that started this one
+    max_depth: int = 0
+    max_children: int = 0
+    children_started: int = 0
+    children: dict[str, int] = field(default_factory=dict)  # those that have not ended -> position of their start
     names: MutableMapping[int, int] = field(default_factory=Names)  # event ids and tool calls, hashed -> position
 
 
@@ -167,17 +181,18 @@ def fold(state: WriteState, fact: Fact, time: int) -> WriteState:
 def _change(state: WriteState, fact: Fact) -> None:
     match fact.kind:
         case "session_started" | "config_changed":
-            state.tenant, state.harness, state.config_position = fact.tenant, fact.harness, state.head
-            state.paused = ""
+            state.tenant, state.config_position, state.paused = fact.tenant, state.head, ""
+            state.harness, state.next_harness = _harnesses(state, fact.harness)
+            state.parent, state.max_depth, state.max_children = fact.parent, fact.max_depth, fact.max_children
         case "message_received":
-            state.message = state.head
+            state.message, state.message_time = state.head, state.update_time
         case "interrupt_requested":
-            state.interrupt = state.head if _turn_open(state) else 0
+            state.interrupt, state.interrupt_time = state.head if _turn_open(state) else 0, state.update_time
         case "harness_woke":
             state.epoch = state.head
         case "model_replied":
             _drop_answered(state)
-            state.retrying = False
+            state.retrying, state.answered = False, True
             for call in fact.calls:
                 state.calls[call] = Call.OPEN
                 state.names[name_of("call", call)] = state.head
@@ -201,6 +216,13 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "session_forked":
             state.archived, state.epoch = False, 0  # no harness has this log yet
             state.forked = state.head
+            state.children.clear()  # the original's
+        case "child_started":
+            state.children_started += 1
+            state.children[fact.child] = state.head
+            state.names[name_of("child", fact.child)] = state.head
+        case "child_ended":
+            state.children.pop(fact.child, None)
         case kind if kind in _CALL_STEPS:
             state.calls[fact.tool_use_id] = _CALL_STEPS[kind]
             state.hashes.pop(fact.tool_use_id, None)
@@ -217,11 +239,19 @@ _CALL_STEPS = {
 }
 
 
+def _harnesses(state: WriteState, wanted: str) -> tuple[str, str]:
+    """Returns the harness type, and the next one: an open turn that has an answer is ended by the type that gave it."""
+    if _turn_open(state) and state.answered:
+        return state.harness, wanted if wanted != state.harness else ""
+    return wanted, ""
+
+
 def _end_turn(state: WriteState, fact: Fact) -> None:
     state.settled = max(state.settled, fact.read_position)
     state.turns += 1
     state.last_turn_end = fact.reason
-    state.retrying, state.paused = False, ""
+    state.retrying, state.answered, state.paused = False, False, ""
+    state.harness, state.next_harness = state.next_harness or state.harness, ""
     if state.settled >= state.interrupt or not _turn_open(state):
         state.interrupt = 0
     _drop_answered(state)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-CLIENT, HARNESS, SESSION, VAULT_PROXY = "client", "harness", "session", "vault_proxy"
+CLIENT, HARNESS, SESSION = "client", "harness", "session"
+SANDBOX, VAULT_PROXY = "sandbox", "vault_proxy"
 
 UNKNOWN = ""  # a kind that is newer than this server: taken from a harness, and only when it is ignorable
 
@@ -12,8 +13,8 @@ _BY_SESSION = frozenset({SESSION})
 
 EMITTERS: dict[str, frozenset[str]] = {
     "session_started": _BY_SESSION,
-    "message_received": _BY_CLIENT,
-    "interrupt_requested": _BY_CLIENT,
+    "message_received": frozenset({CLIENT, SESSION}),  # from a session to another one, too
+    "interrupt_requested": frozenset({CLIENT, SESSION}),  # who interrupts a session, interrupts those that it started
     "harness_woke": _BY_HARNESS,
     "tools_offered": _BY_HARNESS,
     "model_replied": _BY_HARNESS,
@@ -35,14 +36,15 @@ EMITTERS: dict[str, frozenset[str]] = {
     "session_restored": _BY_SESSION,
     "session_deleted": _BY_SESSION,
     "sandbox_provisioned": _BY_HARNESS,
-    "hand_attached": _BY_HARNESS,
-    "hand_detached": frozenset({HARNESS, SESSION}),  # a fork has no hand of the session that it was made from
-    "hand_transferred": _BY_HARNESS,
+    "hand_attached": frozenset({SANDBOX}),
+    "hand_detached": frozenset({HARNESS, SANDBOX, SESSION}),  # a fork has no hand of the session it was made from
+    "hand_transferred": frozenset({SANDBOX}),
     "credential_used": frozenset({VAULT_PROXY}),
     "tools_changed": frozenset({VAULT_PROXY}),
     "door_refused": frozenset({VAULT_PROXY}),
-    "child_started": _BY_HARNESS,
-    "child_ended": _BY_HARNESS,
+    "child_started": _BY_SESSION,
+    "child_ended": _BY_SESSION,
+    "child_rested": _BY_SESSION,
     "session_forked": _BY_SESSION,
     "custom": frozenset({CLIENT, HARNESS}),
     UNKNOWN: _BY_HARNESS,

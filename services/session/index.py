@@ -49,6 +49,7 @@ class Row:
     gone: bool = False
     made: bool = True  # false while a fork or an import is at work on it
     request: str = ""  # what made it, as a key in the bucket `requests`
+    parent: str = ""  # the session that started it
     doomed: bool = False  # it is being deleted: written before anything else of a deletion is
 
     def pack(self) -> bytes:
@@ -76,6 +77,7 @@ def merged(old: Row, new: Row) -> Row:
         gone=new.gone,
         made=old.made or new.made,
         request=old.request or new.request,
+        parent=config.parent,
         doomed=old.doomed or new.doomed,
     )
 
@@ -109,7 +111,8 @@ class Index:
         """Writes what a configuration says. `position` is that of the event that holds it; `request` the key of what
         makes the session."""
         harness, labels = config.harness or DEFAULT_HARNESS, dict(config.labels)
-        row = Row(harness, labels, created, position, position=0, request=request)
+        parent = config.parent_session_id
+        row = Row(harness, labels, created, position, position=0, request=request, parent=parent)
         key = key_of(config.tenant, session_id)
         if position > 1 or not await self._registry.swap(BUCKET, key, row.pack(), 0):
             await self._write(key, row)
@@ -124,10 +127,10 @@ class Index:
         entry = await self._registry.get(BUCKET, key_of(tenant, session_id))
         return entry is not None and Row.unpack(entry.value).made
 
-    async def doom(self, session_id: str, prefix: str) -> str:
+    async def doom(self, session_id: str, prefix: str) -> Row:
         """Writes that a session is being deleted, so that somebody carries it through (`Upkeep`) even if this process
-        ends now. Returns the key of the request that made it."""
-        return (await self._write(prefix + session_id, Row(config=-1, position=-1, made=False, doomed=True))).request
+        ends now. Returns the entry."""
+        return await self._write(prefix + session_id, Row(config=-1, position=-1, made=False, doomed=True))
 
     async def bury(self, session_id: str, prefix: str) -> None:
         """Marks a deleted session's entry, below its tenant's prefix. The janitor removes it with the log."""

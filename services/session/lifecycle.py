@@ -9,7 +9,9 @@ from handmesh.session.v1.session_pb2 import Session
 from services.kit.errors import Gone, Refused
 from services.session import codec, tombstones
 from services.session.claims import Claims
+from services.session.core import WriteState
 from services.session.emitters import SESSION
+from services.session.families import DELETED, ENDED, Families
 from services.session.grants import Grants
 from services.session.index import Index, prefix_of
 from services.session.log import Log, Wire
@@ -31,6 +33,7 @@ class Lifecycle:
         index: Index,
         claims: Claims,
         grants: Grants,
+        families: Families,
         now: Callable[[], int],
     ) -> None:
         self._log = log
@@ -41,6 +44,7 @@ class Lifecycle:
         self._index = index
         self._claims = claims
         self._grants = grants
+        self._families = families
         self._now = now
 
     async def archive(self, session_id: str, restore: bool, tenant: str | None) -> Session:
@@ -60,9 +64,10 @@ class Lifecycle:
         """Deletes what was begun and is not to become a session, whatever there is of it."""
         await self._sessions.carry(self._delete(session_id, tenant))
 
-    async def clear(self, session_id: str, prefix: str) -> None:
-        """Deletes what was announced long ago and never made. `prefix` is of its entry in the index."""
-        await self._sessions.carry(self._bury(session_id, "", prefix))
+    async def clear(self, session_id: str, prefix: str, why: str = DELETED) -> None:
+        """Deletes what was announced long ago and never made. `prefix` is of its entry in the index; `why` is for the
+        session that wanted to start it."""
+        await self._sessions.carry(self._bury(session_id, "", prefix, why))
 
     async def resume(self, session_id: str, prefix: str) -> None:
         """Carries a deletion through that was begun by a process that may be no more; harmless if it lives."""
@@ -87,21 +92,34 @@ class Lifecycle:
                 raise
             return  # somebody else was faster
         self._index.note(session_id, state)
-        if not restore:
+        if restore:
+            await self._hear(session_id, state)
+        else:
             await self._grants.revoke(session_id, below_epoch=0)
+            await self._families.settle(session_id, state.children)
         await self._claims.want(session_id, state)
+
+    async def _hear(self, session_id: str, state: WriteState) -> None:
+        """Tells a session that is restored which children have ended meanwhile: all of them, but for accidents."""
+        for child in tuple(state.children):
+            try:
+                if (await self._writer.current(child)).ended:
+                    await self._families.tell(session_id, child, ENDED)
+            except Gone:
+                await self._families.tell(session_id, child, DELETED)
 
     async def _delete(self, session_id: str, owner: str) -> None:
         await self._bury(session_id, owner, prefix_of(owner))
 
-    async def _bury(self, session_id: str, owner: str, prefix: str) -> None:
+    async def _bury(self, session_id: str, owner: str, prefix: str, why: str = DELETED) -> None:
         """Deletes, in steps that may all be repeated. The first makes sure that the others are taken."""
-        request = await self._index.doom(session_id, prefix)
+        row = await self._index.doom(session_id, prefix)
         fence = await tombstones.fence(self._log, session_id, self._now())
         if fence is not None:
             await self._wire.send(NOTE, session_id, codec.note(fence))
-        await self._stones.put(session_id, Tombstone(self._now() // 1_000_000, owner, request))
+        await self._stones.put(session_id, Tombstone(self._now() // 1_000_000, owner, row.request))
         await self._grants.revoke(session_id, below_epoch=0)
+        await self._families.forget(session_id, row.parent, why)
         await self._index.bury(session_id, prefix)
 
     async def _owner(self, session_id: str) -> str:

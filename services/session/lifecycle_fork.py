@@ -62,11 +62,14 @@ class Forks:
         """Forks a session (see `ForkSession`)."""
         source = await self._writer.current(request.session_id, tenant)
         position = fork_position(source, request.position)
+        digest = hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
+        if source.parent and not request.HasField("config"):  # nobody has started the fork
+            request.config.CopyFrom(await self._reader.config(request.session_id, source.config_position))
         if request.HasField("config"):
             old = await self._reader.config(request.session_id, source.config_position)
             configs.keep_identity(request.config, old)
+            request.config.ClearField("parent_session_id")
             configs.check(request.config)
-        digest = hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
         claimed = await self._requests.claim(source.tenant, request.request_id, digest, "fork")
         await self._sessions.carry(self._make(request, claimed, position, source.tenant))
         return await self._sessions.get(claimed.session_id, tenant)

@@ -20,7 +20,7 @@ from services.session.blobs import Blobs
 from services.session.blobs_import import Arriving
 from services.session.claims import Claims
 from services.session.core import WriteState, fold
-from services.session.emitters import HARNESS
+from services.session.emitters import HARNESS, SESSION
 from services.session.framing import Frame, Packer, frames
 from services.session.index import Index
 from services.session.lifecycle import Lifecycle
@@ -113,6 +113,8 @@ class Imports:
         if owned is not None:
             owned.tenant = tenant
             owned.ClearField("parent_session_id")
+        if event.HasField("message_received") and event.emitter != SESSION:
+            event.message_received.ClearField("from_session_id")
         try:
             _admit(event, state, self._max_session_bytes)
         except ServiceError as problem:

@@ -68,6 +68,15 @@ class Filter:
         )
 
 
+@dataclass(frozen=True)
+class Child:
+    """A session that another one started, with its tenant's prefix."""
+
+    session_id: str
+    prefix: str
+    row: Row
+
+
 class Listing:
     """The index, as this process knows it.
 
@@ -83,6 +92,7 @@ class Listing:
         self._order: defaultdict[str, list[str]] = defaultdict(list)  # oldest first
         self._doomed: dict[str, str] = {}  # sessions whose deletion has begun, with their tenant's prefix
         self._at_work: set[str] = set()
+        self._children: defaultdict[str, dict[str, str]] = defaultdict(dict)  # by parent, with their tenant's prefix
         self._revision = 0
         self._lock = asyncio.Lock()
 
@@ -123,6 +133,22 @@ class Listing:
         """Returns prefix and id of the sessions whose deletion has begun and not ended, as of the last sync."""
         return [(prefix, session_id) for session_id, prefix in self._doomed.items()]
 
+    def row(self, prefix: str, session_id: str) -> Row | None:
+        """Returns a session's row, if there is one, as of the last sync."""
+        return self._rows[prefix].get(session_id)
+
+    def children_of(self, session_id: str) -> list[str]:
+        """Returns the ids of the sessions that one has started and that are not deleted, as of the last sync."""
+        return list(self._children.get(session_id, ()))
+
+    def children(self) -> Iterator[Child]:
+        """Yields all sessions that others have started, as of the last sync. One that is being deleted is not here."""
+        for children in tuple(self._children.values()):
+            for session_id, prefix in tuple(children.items()):
+                row = self._rows[prefix].get(session_id)
+                if row is not None and not row.doomed:
+                    yield Child(session_id, prefix, row)
+
     def at_work(self) -> list[str]:
         """Returns the ids of the sessions that need a harness or have one, as of the last sync."""
         return list(self._at_work)
@@ -151,6 +177,7 @@ class Listing:
             self._at_work.discard(session_id)
         if row.gone:
             self._doomed.pop(session_id, None)
+            self._drop_child(session_id, rows.get(session_id, _GONE).parent)
             if rows.pop(session_id, None) is not None:
                 del order[bisect.bisect_left(order, session_id)]
             return
@@ -159,6 +186,14 @@ class Listing:
         if session_id not in rows:
             bisect.insort(order, session_id)
         rows[session_id] = row
+        if row.parent:
+            self._children[row.parent][session_id] = prefix + "."
+
+    def _drop_child(self, session_id: str, parent: str) -> None:
+        if parent in self._children:
+            self._children[parent].pop(session_id, None)
+            if not self._children[parent]:
+                del self._children[parent]
 
     async def _look(self, session_ids: Sequence[str], which: Filter) -> list[Session]:
         """Returns those that fit by their logs, in order."""

@@ -6,6 +6,7 @@
                      u.<tenant>                 how many bytes a tenant's stores have (`memories_usage`)
     memories         <store>.<path>             a file's newest version
     memory_versions  <store>.<path>.<version>   the versions before that
+                     <store>.r.<request>        which version a request makes (`memories_requests`)
 
 A write first copies the newest version to the older ones, which says the same whoever does it, then takes its place
 by a compare-and-set. So a history has no gaps, and of two writers that saw the same version one wins.
@@ -18,17 +19,16 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.kit import ids
+from services.kit import failpoints, ids
 from services.kit.errors import Conflict, Exists, Full, Invalid, Unavailable
 from services.session import memories_core as core
 from services.session.log import Registry
 from services.session.memories_core import MemoryStore, Version
+from services.session.memories_requests import FILES, VERSIONS, MemoryRequests, check_path_of
 from services.session.memories_usage import Usage
 from services.session.objects import Objects, check_young, chunks_of, read, write
 
 STORES = "memory_stores"
-FILES = "memories"
-VERSIONS = "memory_versions"
 REQUESTS = "requests"
 MAX_TRIES = 64  # of a compare-and-set
 
@@ -43,6 +43,7 @@ class Memories:
         self._registry = registry
         self._now = now
         self._usage = Usage(registry, quota)
+        self._requests = MemoryRequests(registry)
 
     async def create(self, tenant: str, name: str, request_id: str) -> MemoryStore:
         """Makes a store (see `CreateMemoryStore`)."""
@@ -98,7 +99,14 @@ class Memories:
         await self._registry.put(STORES, f"d.{store_id}", b"removed")
 
     async def write(
-        self, store_id: str, path: str, content: bytes, expected: str | None, tenant: str | None, session_id: str
+        self,
+        store_id: str,
+        path: str,
+        content: bytes,
+        expected: str | None,
+        tenant: str | None,
+        session_id: str,
+        request_id: str = "",
     ) -> Version:
         """Writes a file's next version (see `WriteMemory`)."""
         core.check_path(path)
@@ -106,12 +114,15 @@ class Memories:
         core.check_expectation(expected, empty=True)
         owner = (await self._store(store_id, tenant)).tenant
         there, _ = await self._newest(store_id, path)
+        if request_id and (done := (await self._requests.made(store_id, session_id, request_id))[0]):
+            check_path_of(done, path)
+            return done
         core.check_expected(there, expected)
         if there is None:
             await self._check_room(store_id)
         object_id = ids.mint("obj")
         sha256 = hashlib.sha256(content).hexdigest()
-        made = Version(path, 0, sha256, len(content), 0, session_id, object_id)
+        made = Version(path, 0, sha256, len(content), 0, session_id, object_id, request_id)
         await self._usage.take(owner, store_id, len(content))
         unnamed = True
         try:
@@ -119,6 +130,7 @@ class Memories:
             await write(self._objects, store_id, object_id, content)
             unnamed = False  # from here on it may have its name even if the store does not say so
             version = await self._take_place(store_id, made, expected)
+            unnamed = version.object_id != object_id  # somebody else has done the same request
         except (Full, Conflict):
             unnamed = True
             raise
@@ -128,7 +140,15 @@ class Memories:
                 await self._objects.free(store_id, object_id, chunks_of(len(content)))
         return version
 
-    async def delete(self, store_id: str, path: str, expected: str | None, tenant: str | None, session_id: str) -> None:
+    async def delete(
+        self,
+        store_id: str,
+        path: str,
+        expected: str | None,
+        tenant: str | None,
+        session_id: str,
+        request_id: str = "",
+    ) -> None:
         """Deletes a file; its versions stay (see `DeleteMemory`)."""
         core.check_path(path)
         core.check_expectation(expected, empty=False)
@@ -137,7 +157,19 @@ class Memories:
         if there is None:
             raise core.missing("file")
         if there.sha256:
-            await self._take_place(store_id, Version(path, 0, "", 0, 0, session_id, ""), expected)
+            await self._take_place(store_id, Version(path, 0, "", 0, 0, session_id, "", request_id), expected)
+
+    async def find(self, store_id: str, request_id: str, tenant: str | None, session_id: str) -> Version:
+        """Returns the version that a request has made (see `FindMemory`)."""
+        await self._store(store_id, tenant)
+        made, _ = await self._requests.made(store_id, session_id, request_id)
+        if made is None:
+            raise core.missing("request")
+        return made
+
+    async def check_tenant(self, store_id: str, tenant: str) -> None:
+        """Raises Gone unless a store is this tenant's."""
+        await self._store(store_id, tenant)
 
     async def read(self, store_id: str, path: str, version: int, tenant: str | None) -> tuple[Version, bytes]:
         """Returns a version of a file, 0 meaning the newest, and its content."""
@@ -176,10 +208,19 @@ class Memories:
         return sorted([newest, *map(core.parse_version, older.values())], key=_number, reverse=True)
 
     async def _take_place(self, store_id: str, made: Version, expected: str | None) -> Version:
-        """Makes a version the newest one. Raises Conflict when the file is not what the writer expects."""
+        """Makes a version the newest one, or returns the one that its request has made already.
+
+        Raises Conflict when the file is not what the writer expects.
+        """
         key = f"{store_id}.{core.path_key(made.path)}"
         for _ in range(MAX_TRIES):
             there, revision = await self._newest(store_id, made.path)
+            begun = 0
+            if made.request_id:  # looked at behind the newest version: what comes later takes that one's place
+                done, begun = await self._requests.made(store_id, made.session_id, made.request_id)
+                if done is not None:
+                    check_path_of(done, made.path)
+                    return done
             core.check_expected(there, expected)
             core.check_versions(there)
             before = there.version if there else 0
@@ -188,7 +229,10 @@ class Memories:
             time = max(self._now(), there.write_time if there else 0)
             made = replace(made, version=before + 1, write_time=time)
             check_young(made.object_id)
+            if made.request_id and not await self._requests.begin(store_id, made, begun):
+                continue
             if await self._registry.swap(FILES, key, core.spell(made), revision):
+                failpoints.hit("session.memory_stored")
                 return made
         raise _busy()
 

@@ -44,6 +44,7 @@ class Version:
     write_time: int
     session_id: str
     object_id: str
+    request_id: str = ""
 
 
 def spell(value: MemoryStore | Version) -> bytes:

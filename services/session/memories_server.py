@@ -1,7 +1,7 @@
 """`MemoryService` on the wire: messages to values and back.
 
-A harness has no tenant of its own: with its session's grant in the metadata it reaches that tenant's stores, and what
-it writes says which session wrote it.
+A harness has no tenant of its own: with its session's grant in the metadata it reaches the stores that the session's
+configuration names, and what it writes says which session wrote it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from typing import Any
 import grpc
 
 from handmesh.session.v1 import memory_pb2 as pb
+from handmesh.session.v1.config_pb2 import SessionConfig
 from handmesh.session.v1.memory_pb2_grpc import MemoryServiceServicer
+from services.kit.errors import Denied
 from services.kit.identity import current as caller
 from services.session import codec
 from services.session.grants import Grants
 from services.session.memories import Memories
-from services.session.memories_core import MemoryStore, Version
+from services.session.memories_core import MemoryStore, Version, missing
 from services.session.server import grant_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -49,44 +51,72 @@ class MemoryServicer(MemoryServiceServicer):
         return pb.DeleteMemoryStoreResponse()
 
     async def WriteMemory(self, request: pb.WriteMemoryRequest, context: Context) -> pb.WriteMemoryResponse:
-        tenant, session_id = await self._whose(context)
-        expected = request.expected_sha256 if request.HasField("expected_sha256") else None
+        tenant, session_id = await self._whose(context, request.memory_store_id, writes=True)
         written = await self._memories.write(
-            request.memory_store_id, request.path, request.content, expected, tenant, session_id
+            request.memory_store_id,
+            request.path,
+            request.content,
+            request.expected_sha256 if request.HasField("expected_sha256") else None,
+            tenant,
+            session_id,
+            request.request_id,
         )
         return pb.WriteMemoryResponse(memory=_memory(written))
 
     async def ReadMemory(self, request: pb.ReadMemoryRequest, context: Context) -> pb.ReadMemoryResponse:
-        tenant, _ = await self._whose(context)
+        tenant, _ = await self._whose(context, request.memory_store_id)
         found, content = await self._memories.read(request.memory_store_id, request.path, request.version, tenant)
         return pb.ReadMemoryResponse(memory=_memory(found), content=content)
 
     async def ListMemories(self, request: pb.ListMemoriesRequest, context: Context) -> pb.ListMemoriesResponse:
-        tenant, _ = await self._whose(context)
+        tenant, _ = await self._whose(context, request.memory_store_id)
         found = await self._memories.list_files(request.memory_store_id, request.path, tenant)
         return pb.ListMemoriesResponse(memories=map(_memory, found))
 
     async def ListMemoryVersions(
         self, request: pb.ListMemoryVersionsRequest, context: Context
     ) -> pb.ListMemoryVersionsResponse:
-        tenant, _ = await self._whose(context)
+        tenant, _ = await self._whose(context, request.memory_store_id)
         found = await self._memories.list_versions(request.memory_store_id, request.path, tenant)
         return pb.ListMemoryVersionsResponse(versions=map(_memory, found))
 
     async def DeleteMemory(self, request: pb.DeleteMemoryRequest, context: Context) -> pb.DeleteMemoryResponse:
-        tenant, session_id = await self._whose(context)
+        tenant, session_id = await self._whose(context, request.memory_store_id, writes=True)
         expected = request.expected_sha256 if request.HasField("expected_sha256") else None
-        await self._memories.delete(request.memory_store_id, request.path, expected, tenant, session_id)
+        await self._memories.delete(
+            request.memory_store_id, request.path, expected, tenant, session_id, request.request_id
+        )
         return pb.DeleteMemoryResponse()
 
-    async def _whose(self, context: Context) -> tuple[str, str]:
-        """Says whose stores the caller reaches, and for which session it acts. Raises for a grant that is void."""
+    async def FindMemory(self, request: pb.FindMemoryRequest, context: Context) -> pb.FindMemoryResponse:
+        tenant, session_id = await self._whose(context, request.memory_store_id)
+        found = await self._memories.find(request.memory_store_id, request.request_id, tenant, session_id)
+        return pb.FindMemoryResponse(memory=_memory(found))
+
+    async def _whose(self, context: Context, store_id: str, *, writes: bool = False) -> tuple[str, str]:
+        """Says whose stores the caller reaches, and for which session it acts.
+
+        Raises for a grant that is void, and for a store that the grant's session has not, or may only read.
+        """
         if caller().kind == "client":
             return caller().tenant or "", ""
         if caller().kind == "sandbox":  # it says for whom; without, there is nothing that it reaches
             return caller().tenant or "", caller().session_id
         granted = await self._grants.check(grant_of(context))  # whatever a harness says of itself
+        _check_access(granted.config, store_id, writes)
         return granted.tenant, granted.session_id
+
+
+def _check_access(config: SessionConfig, store_id: str, writes: bool) -> None:
+    """Raises unless a session may do that to a store: the model's memory, or what is mounted in one of its hands."""
+    read_only = [store.read_only for store in config.memory_stores if store.memory_store_id == store_id]
+    for hand in config.hands.values():
+        mounts = (resource.memory for resource in hand.resources if resource.WhichOneof("source") == "memory")
+        read_only += [mount.read_only for mount in mounts if mount.memory_store_id == store_id]
+    if not read_only:
+        raise missing("memory store")
+    if writes and all(read_only):
+        raise Denied("MEMORY_READ_ONLY", "the session may only read this memory store")
 
 
 def _store(store: MemoryStore) -> pb.MemoryStore:
@@ -103,4 +133,5 @@ def _memory(version: Version) -> pb.Memory:
         size=version.size,
         write_time=codec.timestamp(version.write_time),
         session_id=version.session_id,
+        request_id=version.request_id,
     )

@@ -24,7 +24,9 @@ from services.session import codec
 from services.session.asking import anchor_of, ask_of
 from services.session.audit import Audit
 from services.session.blobs import Blobs
+from services.session.children import Children
 from services.session.claims import Claims
+from services.session.emitters import HARNESS
 from services.session.git_rules import git_rules
 from services.session.grants import CACHE_SECONDS, Grants
 from services.session.hand_tokens import HandTokenCalls, HandTokens
@@ -55,6 +57,7 @@ class Parts:
     imports: Imports
     listing: Listing
     upkeep: Upkeep
+    children: Children
     reader: Reader
     watcher: Watcher
     previews: Previews
@@ -91,6 +94,8 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
         self._hand_tokens = parts.hand_tokens
 
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
+        if caller().kind == HARNESS:
+            return pb.CreateSessionResponse(session=await self._parts.children.create(grant_of(context), request))
         return pb.CreateSessionResponse(session=await self._parts.sessions.create(caller(), request))
 
     async def GetSession(self, request: pb.GetSessionRequest, context: Context) -> pb.GetSessionResponse:
@@ -115,7 +120,11 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
         return pb.UpdateSessionResponse(session=session)
 
     async def EndSession(self, request: pb.EndSessionRequest, context: Context) -> pb.EndSessionResponse:
-        session = await self._parts.sessions.end(request.session_id, request.reason, caller().tenant)
+        session_id, reason = request.session_id, request.reason
+        if caller().kind == HARNESS:
+            session = await self._parts.children.end(grant_of(context), session_id, reason)
+        else:
+            session = await self._parts.sessions.end(session_id, reason, caller().tenant)
         return pb.EndSessionResponse(session=session)
 
     async def VerifySession(self, request: pb.VerifySessionRequest, context: Context) -> pb.VerifySessionResponse:
@@ -170,6 +179,12 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
             duplicate=appended.duplicate,
         )
 
+    async def SendMessage(self, request: pb.SendMessageRequest, context: Context) -> pb.SendMessageResponse:
+        sent = await self._parts.children.send(grant_of(context), request)
+        return pb.SendMessageResponse(
+            position=sent.first_position, emit_time=codec.timestamp(sent.time), duplicate=sent.duplicate
+        )
+
     async def GetEvents(self, request: pb.GetEventsRequest, context: Context) -> pb.GetEventsResponse:
         await self._parts.reader.check(request.session_id, caller().tenant)
         page = await self._parts.reader.page(request.session_id, ask_of(request), anchor_of(request))
@@ -211,6 +226,11 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
     async def OfferWork(self, request: pb.OfferWorkRequest, context: Context) -> pb.OfferWorkResponse:
         found, harness = await self._parts.claims.offer(request.session_id)
         return pb.OfferWorkResponse(outcome=pb.OfferOutcome.ValueType(found), harness=harness)
+
+    async def ListServedTypes(self, request: pb.ListServedTypesRequest, context: Context) -> pb.ListServedTypesResponse:
+        found = sorted((await self._parts.claims.served()).items())
+        types = [pb.ServedType(name=name, harnesses=room.harnesses, room=room.sessions) for name, room in found]
+        return pb.ListServedTypesResponse(types=types)
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
         granted = await self._parts.grants.check(grant_of(context))

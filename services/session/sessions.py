@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from handmesh.session.v1.config_pb2 import SessionConfig
-from handmesh.session.v1.event_pb2 import ConfigChanged, Event, SessionEnded, SessionStarted
+from handmesh.session.v1.event_pb2 import ConfigChanged, Event, SessionStarted
 from handmesh.session.v1.session_pb2 import CreateSessionRequest, Session
-from services.kit import failpoints, ids
-from services.kit.errors import Conflict, Gone, Invalid, Refused
+from services.kit import failpoints
+from services.kit.errors import Conflict, Gone, Invalid
 from services.kit.identity import Caller
 from services.session import codec, configs
 from services.session.admission import MAX_BATCH_EVENTS, check_emitters
@@ -24,9 +24,11 @@ from services.session.audit import Audit
 from services.session.claims import Claims
 from services.session.core import Fact, WriteState
 from services.session.emitters import CLIENT, HARNESS, SESSION, VAULT_PROXY
+from services.session.families import Families, interrupt_id, rests
 from services.session.grants import Grants
 from services.session.index import Index
 from services.session.log import DeletedError, Registry
+from services.session.memories import Memories
 from services.session.reader import Reader
 from services.session.requests import Requests
 from services.session.writer import Appended, Draft, Writer
@@ -59,8 +61,11 @@ class Sessions:
         claims: Claims,
         grants: Grants,
         audit: Audit,
+        memories: Memories,
+        families: Families,
         now: Callable[[], int],
     ) -> None:
+        self._memories = memories
         self._writer = writer
         self._reader = reader
         self._audit = audit
@@ -68,6 +73,7 @@ class Sessions:
         self._index = index
         self._claims = claims
         self._grants = grants
+        self._families = families
         self._now = now
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -78,8 +84,10 @@ class Sessions:
         asked = request.SerializeToString(deterministic=True)
         facts = [codec.fact_of(event, CLIENT) for event in request.initial_events]
         check_emitters(facts)
-        await self._own(caller, request.config)
+        request.config.tenant = caller.tenant or ""
+        request.config.ClearField("parent_session_id")
         configs.check(request.config)
+        await self.check_stores(request.config)
         return await self.carry(self._create(request, facts, hashlib.sha256(asked).hexdigest()))
 
     async def get(self, session_id: str, tenant: str | None) -> Session:
@@ -117,6 +125,7 @@ class Sessions:
         old = await self._reader.config(session_id, state.config_position)
         configs.keep_identity(config, old)
         configs.check(config)
+        await self.check_stores(config)
         event = Event(config_changed=ConfigChanged(config=config))
         await self.carry(self._change(session_id, event, expected_position, tenant))
         return await self.get(session_id, tenant)
@@ -125,8 +134,7 @@ class Sessions:
         """Ends a session for good (see `EndSession`)."""
         if len(reason) > MAX_REASON:
             raise Invalid("ARGUMENT_INVALID", f"reason has at most {MAX_REASON} characters", field="reason")
-        event = Event(session_ended=SessionEnded(reason=reason))
-        await self.carry(self._end(session_id, event, tenant))
+        await self.carry(self._families.end(session_id, reason, tenant))
         return await self.get(session_id, tenant)
 
     # --- carried through ---
@@ -137,6 +145,12 @@ class Sessions:
         self._running.add(task)
         task.add_done_callback(self._carried)
         return await asyncio.shield(task)
+
+    def _behind(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does a piece of work for which nobody waits."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._carried)
 
     def _carried(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -159,11 +173,16 @@ class Sessions:
         started = Event(event_id="session_started", session_started=SessionStarted(config=config))
         draft = Draft([started, *request.initial_events], [codec.fact_of(started, SESSION), *facts])
         await self._index.put(session_id, config, now, request=claimed.key)
+        await self.begin(session_id, draft)
+        return await self.get(session_id, config.tenant)
+
+    async def begin(self, session_id: str, draft: Draft) -> WriteState:
+        """Appends a session's first events, and sees to it that it is known and worked on."""
         appended = await self._writer.append(session_id, draft)
         failpoints.hit("session.session_stored")
         self._index.note(session_id, appended.state)
         await self._claims.want(session_id, appended.state, appended)
-        return await self.get(session_id, config.tenant)
+        return appended.state
 
     async def _check_living(self, session_id: str) -> None:
         """Raises Gone for a session that was made by a request and deleted since: it gets no entry again."""
@@ -174,28 +193,30 @@ class Sessions:
         except Gone:
             return  # the request broke off before its first event
 
-    async def _own(self, caller: Caller, config: SessionConfig) -> None:
-        """Sets what the server sets: a client's tenant, or for a harness that of the session which asks."""
-        if caller.tenant is not None:
-            config.tenant = caller.tenant
-            config.ClearField("parent_session_id")
-            return
-        if not ids.MINTED.fullmatch(config.parent_session_id):
-            raise Invalid("CONFIG_INVALID", "a harness starts sessions for another one only", field="parent_session_id")
-        try:
-            config.tenant = (await self._writer.current(config.parent_session_id)).tenant
-        except Gone:
-            raise Invalid("CONFIG_INVALID", "no such parent session", field="parent_session_id") from None
+    async def check_stores(self, config: SessionConfig) -> None:
+        """Raises Invalid unless the memory stores are there, and the tenant's."""
+        for at, store in enumerate(config.memory_stores):
+            try:
+                await self._memories.check_tenant(store.memory_store_id, config.tenant)
+            except Gone:
+                field = f"memory_stores[{at}].memory_store_id"
+                raise Invalid("CONFIG_INVALID", f"config.{field} is no memory store", field=field) from None
 
     async def _emit(self, session_id: str, draft: Draft, emitter: str) -> Emitted:
         if draft.facts[0].kind == "harness_woke":
             return await self._wake(session_id, draft)
-        appended = await self._append(session_id, draft)
+        appended = await self.append(session_id, draft)
         if emitter != HARNESS:
             await self._claims.want(session_id, appended.state, appended)
+        elif rests(appended.state, draft.facts[-1].kind):
+            last = appended.first_position + len(draft.facts) - 1
+            self._behind(self._families.rested(session_id, appended.state.parent, draft.facts[-1].kind, last))
+        if appended.state.children and any(fact.kind == "interrupt_requested" for fact in draft.facts):
+            await self._families.interrupt(session_id, appended.state, interrupt_id(session_id, appended.time))
         return Emitted(appended)
 
-    async def _append(self, session_id: str, draft: Draft) -> Appended:
+    async def append(self, session_id: str, draft: Draft) -> Appended:
+        """Appends, and lets the index know."""
         appended = await self._writer.append(session_id, draft)
         failpoints.hit("session.event_stored")
         self._index.note(session_id, appended.state)
@@ -210,7 +231,7 @@ class Sessions:
         minting = asyncio.create_task(self._grants.mint(session_id, expected), name="mint")
         minting.add_done_callback(lambda done: done.cancelled() or done.exception())  # heard, if the append fails
         try:
-            appended = await self._append(session_id, draft)
+            appended = await self.append(session_id, draft)
             epoch, newest = appended.first_position, appended.state.epoch
             if epoch != newest:
                 raise Conflict("EPOCH_STALE", f"the session's epoch is {newest} by now", epoch=newest)
@@ -229,13 +250,3 @@ class Sessions:
         self._index.note(session_id, state)
         await self._claims.want(session_id, state)
         return state
-
-    async def _end(self, session_id: str, event: Event, tenant: str | None) -> None:
-        draft = Draft([event], [codec.fact_of(event, SESSION)], tenant=tenant)
-        try:
-            self._index.note(session_id, (await self._writer.append(session_id, draft)).state)
-        except Refused as refused:
-            if refused.reason != "SESSION_ENDED":
-                raise
-        failpoints.hit("session.end_stored")
-        await self._grants.revoke(session_id, below_epoch=0)

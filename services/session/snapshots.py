@@ -24,7 +24,7 @@ from services.session.names import Names, Segment
 
 BUCKET = "snapshots"
 EVERY = 256  # events between two snapshots of a session: reading that many is most of what a cold append takes
-FOLD = 2  # to be raised with every change of what `core.fold` makes of a log that it has folded before
+FOLD = 3  # to be raised with every change of what `core.fold` makes of a log that it has folded before
 MAX_WRITES = 8  # snapshots that are being written at a time; more are left out
 
 _KEPT = [field for field in dataclasses.fields(WriteState) if field.name != "names"]

@@ -20,6 +20,7 @@ from services.session.index import Index, survey
 from services.session.lifecycle import Lifecycle
 from services.session.listing import Listing
 from services.session.log import Log
+from services.session.orphans import Orphans
 from services.session.retention import Due, Rule
 from services.session.writer import Writer
 
@@ -45,6 +46,7 @@ class Upkeep:
         listing: Listing,
         lifecycle: Lifecycle,
         claims: Claims,
+        orphans: Orphans,
         now: Callable[[], int],
         rules: Sequence[Rule] = (),
     ) -> None:
@@ -54,6 +56,7 @@ class Upkeep:
         self._listing = listing
         self._lifecycle = lifecycle
         self._claims = claims
+        self._orphans = orphans
         self._now = now
         self._rules = rules
 
@@ -63,6 +66,7 @@ class Upkeep:
             tasks.create_task(_repeat(self.look, EVERY_SECONDS))
             tasks.create_task(_repeat(self.finish_deletions, DOOMED_SECONDS))
             tasks.create_task(_repeat(self.find_forgotten, FORGOTTEN_SECONDS))
+            tasks.create_task(_repeat(self._orphans.look, FORGOTTEN_SECONDS))
 
     async def finish_deletions(self) -> None:
         """Carries deletions through that were begun. One that is under way elsewhere may be among them: each step of a

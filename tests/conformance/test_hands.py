@@ -13,19 +13,22 @@ from pathlib import Path
 import pytest
 
 from services.sandbox import backends, hands
-from services.sandbox.hand import Hand, HandSettings, Recipe
+from services.sandbox.hand import DOORS, FILES, Hand, HandSettings, Recipe
 from tests.drills.size import size
+from tests.support.remote_worker import NAME, TENANT, Worker
 
 pytest.register_assert_rewrite(
     "services.sandbox.conformance",
     "services.sandbox.conformance_doors",
     "services.sandbox.conformance_files",
+    "services.sandbox.conformance_owners",
     "services.sandbox.tools_conformance",
 )  # a failed check then shows its values
 
 from services.sandbox.conformance import CHECKS, LIMITS, NotAsked, Stand  # noqa: E402 (after the line above)
 from services.sandbox.conformance_doors import CHECKS as DOOR_CHECKS  # noqa: E402
 from services.sandbox.conformance_files import CHECKS as FILE_CHECKS  # noqa: E402
+from services.sandbox.conformance_owners import CHECKS as OWNER_CHECKS  # noqa: E402
 from services.sandbox.tools_conformance import CHECKS as TOOL_CHECKS  # noqa: E402
 
 DOCUMENTED = "unshare"  # the example of docs/hands.md
@@ -51,6 +54,7 @@ def _write_documented(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _name(check: Callable[[Stand], Awaitable[None]]) -> str:
     kinds = {"check": CHECKS, "door_check": DOOR_CHECKS, "file_check": FILE_CHECKS, "tool_check": TOOL_CHECKS}
+    kinds["owner_check"] = OWNER_CHECKS
     kind = next(kind for kind, checks in kinds.items() if check in checks)
     return check.__name__.replace("check", kind, 1)
 
@@ -90,25 +94,40 @@ async def stand(
 
     async def reopen() -> Hand:
         await it.hand.close()
-        return make()
+        hand = make()
+        if worker is not None:
+            await worker.link(hand)
+        return hand
 
     async def left(text: str) -> Sequence[str]:
         folders = [f"folder {path}" for path in (tmp_path / "state").rglob("*") if text in path.name]
         return sorted(_processes(text) + folders + (_containers(text) if name == "docker" else []))
 
     recipe = Recipe("checked", name, env={"DECLARED": "yes"}, limits=LIMITS)
+    worker = None
+    if name == "remote":
+        inner = importlib.import_module("services.sandbox.hands.process").make(
+            HandSettings(tmp_path / "state" / "worker", allow_unisolated=True)
+        )
+        worker = Worker(inner, recipe)
+        recipe = Recipe("checked", name, limits=LIMITS, worker=NAME, tenant=TENANT)
     it = Stand(make(), recipe, reopen, lambda: shutil.rmtree(tmp_path / "state"), left, size(160, 1000))
+    if worker is not None:
+        await worker.link(it.hand)
     yield it
     for sandbox_id in it.made:
         await it.hand.release(sandbox_id)
+    if worker is not None:
+        await worker.close()
     await it.hand.close()
 
 
-@pytest.mark.parametrize("check", (*CHECKS, *DOOR_CHECKS, *FILE_CHECKS, *TOOL_CHECKS), ids=_name)
+@pytest.mark.parametrize("check", (*CHECKS, *DOOR_CHECKS, *FILE_CHECKS, *OWNER_CHECKS, *TOOL_CHECKS), ids=_name)
 @pytest.mark.parametrize("stand", _hands(), indirect=True)
 async def test_hand(stand: Stand, check: Callable[[Stand], Awaitable[None]]) -> None:
     """The hand keeps what the port promises; each check states its rule in its docstring."""
     try:
+        stand.needs(*([FILES] if check in FILE_CHECKS else []), *([DOORS] if check in DOOR_CHECKS else []))
         await check(stand)
-    except NotAsked as reason:
-        assert "does not enforce" in str(reason)  # the hand said so itself: it promises nothing here
+    except NotAsked as reason:  # the hand said so itself: it promises nothing here
+        assert "does not enforce" in str(reason) or "sandboxes have no" in str(reason)

@@ -47,6 +47,10 @@ KILLS = [
     Cell(11, "harness.result_returned", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_asked", kind="shop", outcomes=_MAY_BE_UNKNOWN),
     Cell(11, "vault_proxy.call_answered", kind="shop", outcomes=_MAY_BE_UNKNOWN),
+    Cell(18, "session.child_started", kind="family"),
+    Cell(18, "session.session_stored", kind="family", passes=1),  # the child's own log
+    Cell(18, "harness.result_returned", kind="family"),  # the child is there, and its parent's harness is not
+    Cell(18, "harness.call_started", kind="family", passes=1),  # the wait, or a call of the child's
     Cell(12, "harness.decision_stored", kind="asked"),  # the question
     Cell(12, "session.event_stored", kind="asked", passes=5),  # the question or the answer
     Cell(12, "harness.call_started", kind="asked"),
@@ -58,10 +62,39 @@ KILLS = [
     Cell(15, "sandbox.sandbox_booted"),
     Cell(15, "sandbox.sandbox_made"),
     Cell(15, "harness.sandbox_made"),
-    Cell(16, "harness.summary_answered", kind="long"),
-    Cell(16, "harness.summary_stored", kind="long"),
+    Cell(16, "harness.call_started", kind="memory"),
+    Cell(16, "session.memory_stored", kind="memory", passes=1),  # one file is there before
+    Cell(16, "harness.result_returned", kind="memory"),
+    Cell(17, "harness.woke", kind="echo"),
+    Cell(17, "harness.reply_stored", kind="echo"),
+    Cell(17, "harness.model_asked", kind="review", passes=1),
+    Cell(17, "harness.model_answered", kind="review", passes=2),
+    Cell(17, "harness.reply_stored", kind="review"),
+    Cell(17, "session.event_stored", kind="review", passes=3),  # the second answer of three
+    Cell(19, "harness.summary_answered", kind="long"),
+    Cell(19, "harness.summary_stored", kind="long"),
 ]
 """Struck with SIGKILL, one after the other."""
+
+CLAUDE_CODE = [
+    Cell(3, "harness.model_streaming", passes=4),
+    Cell(6, "harness.call_started"),
+    Cell(10, "harness.result_stored"),
+    Cell(0, "session.event_stored"),
+    Cell(1, "session.event_stored", passes=1),
+    Cell(1, "harness.woke"),
+    Cell(2, "harness.model_asked"),
+    Cell(4, "harness.model_answered"),
+    Cell(5, "session.event_stored", passes=3),
+    Cell(5, "harness.reply_stored"),
+    Cell(6, "session.event_stored", passes=4),
+    Cell(9, "harness.result_returned"),
+    Cell(9, "session.event_stored", passes=5),
+    Cell(12, "harness.decision_stored", kind="asked"),
+    Cell(13, "session.event_stored", passes=7),
+    Cell(13, "harness.run_ended"),
+]
+"""Struck with SIGKILL in sessions of the type `claude_code`; the first three in every run of the tests."""
 
 ENDS = [Cell(14, "session.end_stored"), Cell(14, "sandbox.place_destroyed")]
 """Struck with SIGKILL while a session ends."""
@@ -80,8 +113,8 @@ PAUSES = [
     Cell(10, "harness.result_stored"),
     Cell(13, "harness.run_ended"),
     Cell(15, "harness.sandbox_made"),
-    Cell(16, "harness.summary_answered", kind="long"),
-    Cell(16, "harness.summary_stored", kind="long"),
+    Cell(19, "harness.summary_answered", kind="long"),
+    Cell(19, "harness.summary_stored", kind="long"),
 ]
 """Struck with SIGSTOP, side by side, each in a harness of its own, until others have taken over: the fencing drill."""
 
@@ -124,7 +157,9 @@ ERRORS = {
         "sandbox.execution_finished",
     ),
     "asked": ("harness.decision_stored",),
+    "family": ("session.child_started",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
+    "memory": ("session.memory_stored",),
     "long": ("harness.summary_answered", "harness.summary_stored"),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
@@ -147,6 +182,9 @@ STEPS = (
     "the turn has ended, the claim is held",
     "a session ends",
     "a sandbox is made",
+    "a tool of the mesh's own was called",
+    "a session of another harness type is at work",
+    "a session starts another one and waits for it",
     "the conversation is summarised",
 )
 

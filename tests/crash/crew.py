@@ -27,6 +27,7 @@ from handmesh.launcher.vault_operator import ACTIVE, VaultOperator
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit.ids import mint
+from tests.crash import memory
 
 SCRIPT = Path(__file__).with_name("script.yaml")
 ENVIRONMENTS = Path(__file__).with_name("environments.toml")
@@ -54,8 +55,10 @@ class Crew:
     client: Client
     failpoints: Path
     shop: Shop
+    memory_store_id: str = ""
     others: dict[str, Process] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)  # of the others, for clients
+    types: dict[str, str] = field(default_factory=dict)  # of the others, where they are not all that they can be
     wanted: set[str] = field(default_factory=lambda: {*SERVICES, "nats", "openbao"})
     starting: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
@@ -85,10 +88,11 @@ class Crew:
 
     # --- processes ---
 
-    async def add_harness(self, name: str, capacity: int = 100) -> None:
-        """Starts one more harness, and waits until it serves."""
+    async def add_harness(self, name: str, capacity: int = 100, types: str = "") -> None:
+        """Starts one more harness, of these types if any are said, and waits until it serves."""
         (port,) = free_ports(1)
         self.addresses[name] = f"{HOST}:{port}"
+        self.types[name] = types or self.types.get(name, "")
         process = self.others[name] = self._harness(name, capacity)
         async with Health(process, port) as health:
             await process.ready(health.serving, within=READY_SECONDS)
@@ -100,6 +104,8 @@ class Crew:
             "HANDMESH_CLIENT_LISTEN": self.addresses[name],
             "HANDMESH_CAPACITY": str(capacity),
         }
+        if types := self.types[name]:
+            environment["HANDMESH_HARNESS_TYPES"] = types
         arguments = [sys.executable, "-P", "-m", "services.harness"]
         return Process.start(Command(name, arguments, environment, files.log(name), files.data_directory))
 
@@ -161,14 +167,16 @@ class Crew:
 
 
 @asynccontextmanager
-async def crew(directory: Path) -> AsyncIterator[Crew]:
-    """Starts the mesh, a second harness and a shop; at the end nothing is left of them."""
+async def crew(directory: Path, types: str = "") -> AsyncIterator[Crew]:
+    """Starts the mesh, a second harness and a shop; at the end nothing is left of them. `types` are the harnesses'."""
     failpoints = directory / "failpoints"
     failpoints.mkdir()
     armed = {service: {"HANDMESH_FAILPOINTS": str(failpoints)} for service in SERVICES}
     armed["vault_proxy"]["HANDMESH_OUTBOUND_ALLOW"] = HOST
     armed["harness"]["HANDMESH_MODEL_PRELOAD"] = "1"  # what is killed loads it again beside the next cell
     armed["harness"]["HANDMESH_LINGER_SECONDS"] = "0.2"  # some turns find the session kept, and claims end in time
+    if types:
+        armed["harness"]["HANDMESH_HARNESS_TYPES"] = types
     data = directory / "mesh"
     settings = MeshSettings(
         data, Scripted(SCRIPT), os.environ, Ports.free(), environments_file=ENVIRONMENTS, extra=armed
@@ -180,6 +188,7 @@ async def crew(directory: Path) -> AsyncIterator[Crew]:
     ):
         made = Crew(mesh, client, failpoints, server)
         await _put_token(made)
+        made.memory_store_id = await memory.make(client)
         await made.add_harness("second")
         keeper = asyncio.create_task(made.keep())
         try:

@@ -18,6 +18,7 @@ from handmesh.session.v1 import config_pb2, session_pb2
 from handmesh.session.v1 import event_pb2 as pb
 from services.kit.ids import mint
 from services.session.verify import Violation
+from tests.crash import memory
 from tests.crash.crew import Crew
 from tests.support.checker import World, check
 
@@ -40,8 +41,14 @@ async def insist(ask: Callable[[], Awaitable[T]]) -> T:
             await asyncio.sleep(0.05)
 
 
-def config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
-    """Returns what a session of this kind is made with."""
+def config_of(crew: Crew, kind: str, harness: str = "") -> config_pb2.SessionConfig:
+    """Returns what a session of this kind is made with. `harness` is its type, if not the default one."""
+    config = _config_of(crew, kind)
+    config.harness = harness
+    return config
+
+
+def _config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
     match kind:
         case "asked":
             ask = config_pb2.TOOL_POLICY_ACTION_ASK
@@ -55,6 +62,14 @@ def config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
         case "shop":
             server = config_pb2.McpServer(name="shop", url=crew.shop.url)
             return config_pb2.SessionConfig(no_hands=True, mcp_servers=[server], vault_ids=[crew.shop.vault_id])
+        case "family":
+            tools, limits = ["start_session", "wait_for_session"], config_pb2.ChildLimits(max_children=1)
+            return config_pb2.SessionConfig(mesh_tools=tools, child_limits=limits)
+        case "memory":
+            store = config_pb2.MemoryAccess(memory_store_id=crew.memory_store_id, name="notes")
+            return config_pb2.SessionConfig(no_hands=True, memory_stores=[store])
+        case "echo" | "review":
+            return config_pb2.SessionConfig(harness=kind)
     return config_pb2.SessionConfig()
 
 
@@ -71,16 +86,19 @@ class Story:
     seconds: float = 0.0  # the longest silence
 
     @classmethod
-    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False) -> Story:
+    async def begin(cls, crew: Crew, kind: str, *, at_once: bool = False, harness: str = "") -> Story:
         """Makes a session. With `at_once` its message comes with it, else `tell` sends it."""
-        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind))
+        request = session_pb2.CreateSessionRequest(request_id=mint("req"), config=config_of(crew, kind, harness))
         if at_once:
             request.initial_events.append(_message(f"first-{request.request_id}", f"{kind} {request.request_id}"))
+            await _prepare(crew, kind, f"{kind} {request.request_id}")
         stub, link = crew.client.session_stub, crew.client.session_link
         answer = await insist(lambda: link.call(stub.CreateSession, request))
         story = cls(crew, kind, crew.client.session(answer.session.session_id))
         if at_once:
             story.acknowledged[request.initial_events[0].event_id] = 2
+        else:
+            await _prepare(crew, kind, f"{kind} {story.session.id}")
         return story
 
     async def emit(self, event: pb.Event) -> None:
@@ -117,6 +135,11 @@ class Story:
             result = ToolResult(output="blue", outcome=ToolOutcome.TOOL_OUTCOME_OK)
             given = pb.CustomToolAnswered(tool_use_id=call, result=result)
             await self.emit(pb.Event(event_id=f"mine-{call}", custom_tool_answered=given))
+
+    async def children(self) -> list[Story]:
+        """Returns the stories of the sessions that this one has started: two parallel calls each."""
+        started = [event.child_started for event in await self.log() if event.HasField("child_started")]
+        return [Story(self.crew, "both", self.crew.client.session(it.child_session_id)) for it in started]
 
     def owner(self) -> int:
         """Returns the process id of the harness that has the session, or had it last."""
@@ -179,7 +202,15 @@ class Story:
                 found[call["id"]] = lines[call["input"]["command"].split()[1]]
             elif call["name"].endswith("add_note"):
                 found[call["id"]] = notes[call["input"]["text"]]
+            elif call["name"] == "memory":
+                found[call["id"]] = await self._changes(call["input"])
         return found
+
+    async def _changes(self, given: dict[str, Any]) -> int:
+        """Counts how often a call of the memory tool has changed its file."""
+        path, store = given["path"].removeprefix("/memories/notes/"), self.crew.memory_store_id
+        versions = await insist(lambda: memory.versions(self.crew.client, store, path))
+        return versions - (1 if given["command"] == "insert" else 0)
 
     async def _lines(self, sandbox_id: str) -> list[str]:
         client = self.crew.client
@@ -188,6 +219,12 @@ class Story:
         )
         answer = await insist(lambda: client.sandbox_link.call(client.sandbox_stub.Execute, request))
         return list(answer.result.output.split())
+
+
+async def _prepare(crew: Crew, kind: str, text: str) -> None:
+    """Makes what a session finds when it is told this."""
+    if kind == "memory":
+        await insist(lambda: memory.write(crew.client, crew.memory_store_id, f"{text}/old"))
 
 
 def calls_of(log: list[pb.Event]) -> list[dict[str, Any]]:

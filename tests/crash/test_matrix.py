@@ -8,8 +8,9 @@ import signal
 
 import pytest
 
+from handmesh.client import HandmeshError
 from handmesh.session.v1 import session_pb2
-from tests.crash.cells import AWAY, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
+from tests.crash.cells import AWAY, CLAUDE_CODE, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
 from tests.crash.crew import Crew, without_openbao
 from tests.crash.story import Story, count, insist, outcomes
 from tests.drills.size import size
@@ -26,6 +27,8 @@ pytestmark = [
 TIMES = size(1, 5)
 LOOK_SECONDS = 0.02
 SHORT_SECONDS = 1.0  # nobody is given up for that
+ANSWERS = {"echo": 1, "review": 3, "family": 3}
+GIVE_UP_SECONDS = 0.3  # before what was killed is there again
 SESSIONS = 6  # side by side, for failures
 
 
@@ -35,15 +38,22 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
     log = await story.log()
     assert await story.violations() == []
     assert set(outcomes(log)) <= allowed
-    assert count(log, "model_replied") == 2  # an answer that is in the log is never asked for again
+    assert count(log, "model_replied") == ANSWERS.get(story.kind, 2)  # one that is in the log is not asked for again
     assert count(log, "turn_ended") == 1
     assert count(log, "context_compacted") == (story.kind == "long")  # nor is a summary
+    if story.kind == "family":
+        [child] = await story.children()
+        await child.follow()
+        assert await child.violations() == [] and outcomes(await child.log()) == ["OK", "OK"]
 
 
 async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
     """The stories themselves, side by side."""
     stories = await asyncio.gather(
-        *(Story.begin(crew, kind) for kind in ("both", "asked", "yours", "shop", "slow", "long"))
+        *(
+            Story.begin(crew, kind)
+            for kind in ("both", "asked", "yours", "shop", "slow", "memory", "echo", "review", "family", "long")
+        )
     )
     await asyncio.gather(*(finish(story) for story in stories))
 
@@ -54,6 +64,19 @@ async def test_a_kill(crew: Crew, cell: Cell) -> None:
     crew.arm(cell.point, f"kill after {cell.passes}")
     try:
         story = await Story.begin(crew, cell.kind, at_once=cell.at_once)
+        await finish(story, cell.outcomes)
+        await crew.struck(cell.point)
+    finally:
+        assert crew.disarm() == []
+
+
+@pytest.mark.claude_code
+@pytest.mark.parametrize("cell", CLAUDE_CODE[: size(3, len(CLAUDE_CODE))] * TIMES, ids=str)
+async def test_a_kill_with_claude_code(crew: Crew, cell: Cell) -> None:
+    """The same when the real Claude Code is the brain, whose process goes with the harness's."""
+    crew.arm(cell.point, f"kill after {cell.passes}")
+    try:
+        story = await Story.begin(crew, cell.kind, at_once=cell.at_once, harness="claude_code")
         await finish(story, cell.outcomes)
         await crew.struck(cell.point)
     finally:
@@ -121,6 +144,23 @@ async def test_a_kill_while_a_session_ends(crew: Crew, cell: Cell) -> None:
     assert await story.violations() == []
 
 
+async def test_a_kill_while_a_family_ends(crew: Crew) -> None:
+    """Step 14: the parent's end is in its log, and whoever was to end its child is gone. Nobody asks again: a session
+    service ends it all the same."""
+    story = await Story.begin(crew, "family")
+    await finish(story)
+    [child] = await story.children()
+    crew.arm("session.end_stored", "kill")
+    with pytest.raises(HandmeshError):
+        request = session_pb2.EndSessionRequest(session_id=story.session.id)
+        await crew.client.session_link.call(crew.client.session_stub.EndSession, request, timeout=GIVE_UP_SECONDS)
+    await crew.struck("session.end_stored")
+    async with asyncio.timeout(30):
+        while not count(await child.log(), "session_ended"):
+            await asyncio.sleep(LOOK_SECONDS)
+    await crew.whole()
+
+
 @pytest.mark.parametrize("cell", SHORT_PAUSES * TIMES, ids=str)
 async def test_a_short_pause(crew: Crew, cell: Cell) -> None:
     """SIGSTOP for a second: everybody waits, and nothing is lost or done twice."""
@@ -139,8 +179,9 @@ async def test_a_short_pause(crew: Crew, cell: Cell) -> None:
 async def test_failures(crew: Crew, kind: str) -> None:
     """Every part fails at every point once, in sessions side by side: all of them go on."""
     await crew.whole()
+    prepared = SESSIONS if kind == "memory" else 0  # files, each of which is written before
     for point in ERRORS[kind]:
-        crew.arm(point, "error")
+        crew.arm(point, f"error after {prepared}")
     stories = await asyncio.gather(*(Story.begin(crew, kind, at_once=True) for _ in range(SESSIONS)))
     await asyncio.gather(*(finish(story, frozenset({"OK", "UNKNOWN"})) for story in stories))
     assert crew.disarm() == []

@@ -19,7 +19,13 @@ from tests.golden.record import SCENARIOS, decided
 
 LOGS = sorted(Path(__file__).parent.glob("*/*.jsonl"))
 ENOUGH = 50
-OF_ANOTHER_TYPE = {"child_started", "child_ended", "hand_attached", "hand_transferred"}
+OF_ANOTHER_TYPE = {
+    "child_started",
+    "child_ended",
+    "child_rested",
+    "hand_attached",
+    "hand_transferred",
+}
 STOPS = {"end_turn", "stop_sequence", "tool_use", "pause_turn", "refusal"}
 STOPS |= {"max_tokens", "model_context_window_exceeded"}
 FAILURES = {

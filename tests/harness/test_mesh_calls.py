@@ -10,8 +10,9 @@ import pytest
 
 from handmesh.session.v1.config_pb2 import CustomTool, SessionConfig, ToolPolicy, ToolPolicyAction
 from handmesh.session.v1.event_pb2 import Event, HarnessWoke, InterruptRequested
+from services.harness.config import Config
 from services.harness.core import ToolSpec
-from services.harness.mesh.calls import checked
+from services.harness.mesh.calls import MeshCalls, checked
 from services.kit.errors import Conflict, Gone, Unavailable
 from tests.harness.test_loop import outcomes, run
 from tests.support.harness_ports import Diary, MemoryHands, MemoryLog, MemoryServers, ScriptedModel, ports, said
@@ -46,6 +47,15 @@ async def test_a_tool_of_the_models_api_is_named_by_its_type() -> None:
     described = [{"type": "memory_20250818", "name": "memory"}]
     assert json.loads(log.only("tools_offered")[0].tools_json) == described
     assert [{k: v for k, v in tool.items() if k != "cache_control"} for tool in model.requests[0]["tools"]] == described
+
+
+def test_other_models_are_told_what_the_api_would_have_told() -> None:
+    """A tool of the API's own is an ordinary one elsewhere; one that no family has is left out."""
+    calls, config = MeshCalls([Diary()]), Config(mesh_tools=("memory",))
+    known, unknown = (ToolSpec(name, "", "", type=f"{name}_20250818") for name in ("memory", "other"))
+    bash = ToolSpec("bash", "Runs.", '{"type":"object"}')
+    assert [spec.definition()["name"] for spec in calls.described([bash, known, unknown], config)] == ["bash", "memory"]
+    assert calls.described([known], config)[0].definition()["input_schema"] == {"type": "object"}
 
 
 async def test_names_have_no_prefix_and_no_hand_takes_them() -> None:

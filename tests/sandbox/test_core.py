@@ -18,7 +18,7 @@ def order(
 ) -> Any:
     """Makes an order of a tool's input, given as a value or as JSON text."""
     text = given if isinstance(given, str) else json.dumps(given)
-    return core.order(tools, name, text, "id", wanted, most, 3)
+    return core.order(offered(tools), name, text, "id", wanted, most, 3)
 
 
 def test_an_order_carries_what_was_asked() -> None:

@@ -19,14 +19,26 @@ BACKENDS = backends.keys()
 
 def test_backends_are_the_folders() -> None:
     """A folder under hands/ is a backend, and nothing else names it."""
-    assert {"bubblewrap", "docker", "process"} == backends.names() == set(BACKENDS)
+    assert {"bubblewrap", "docker", "process", "remote"} == backends.names() == set(BACKENDS)
 
 
 def test_without_a_file_there_are_the_built_in_ones() -> None:
     """The default one isolates; no name means the default one."""
     found = load(None, BACKENDS)
-    assert found is BUILT_IN and {recipe.backend for recipe in found.recipes.values()} == set(BACKENDS)
+    assert found is BUILT_IN and {recipe.backend for recipe in found.recipes.values()} == set(BACKENDS) - {"remote"}
     assert found.recipe("").backend == "bubblewrap"
+
+
+def test_a_remote_environment_names_a_hand() -> None:
+    """Its name, labels that its workers must have, and tools that are its own; no other backend takes the keys."""
+    table = '[environments.phone]\nbackend = "{}"\nworker = "pixel"\n{}[environments.phone.labels]\nroom = "4"\n'
+    found = parse(table.format("remote", 'tools = ["tap"]\n'), "f.toml", BACKENDS).recipe("phone")
+    assert (found.worker, found.labels, found.tools) == ("pixel", {"room": "4"}, ("tap",))
+    with pytest.raises(EnvironmentsError) as wrong:
+        parse(table.format("docker", ""), "f.toml", BACKENDS)
+    assert "environments.phone.worker" in str(wrong.value) and "environments.phone.labels" in str(wrong.value)
+    with pytest.raises(EnvironmentsError):
+        parse(table.replace('"4"', "4").format("remote", ""), "f.toml", BACKENDS)
 
 
 def test_a_file_adds_and_replaces() -> None:

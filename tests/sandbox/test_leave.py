@@ -15,13 +15,16 @@ from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub, add_Sandbox
 from services.kit.channels import raised
 from services.kit.errors import Gone
 from services.sandbox.backends import Backends
+from services.sandbox.dialled_server import Workers
 from services.sandbox.environments import BUILT_IN
 from services.sandbox.hand import HandSettings
+from services.sandbox.hand_tokens import NoTokens
 from services.sandbox.leave import Leave
 from services.sandbox.sandboxes import Sandboxes, Wanted
 from services.sandbox.server import SandboxServicer
 from tests.support.git import planting
 from tests.support.mesh_server import served
+from tests.support.owners import owners
 
 MINE, THEIRS, NOBODYS = (f"sess_{digit * 26}" for digit in "012")
 TENANTS = {MINE: "default", THEIRS: "other"}
@@ -55,7 +58,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     """Sandboxes that are plain processes."""
     backends = Backends(HandSettings(tmp_path / "state", allow_unisolated=True))
     sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(tmp_path))
-    servicer = SandboxServicer(sandboxes, Leave(backends, Tenants()))  # type: ignore[arg-type]
+    workers = Workers(backends, BUILT_IN, NoTokens())
+    servicer = SandboxServicer(sandboxes, Leave(backends, Tenants()), workers, owners(backends))  # type: ignore[arg-type]
     add = lambda server: add_SandboxServiceServicer_to_server(servicer, server)  # noqa: E731
     async with served(tmp_path, "sandbox", add, "handmesh.sandbox.v1.SandboxService") as it:
         async with it.as_client() as channel, it.as_service("harness") as meshed:

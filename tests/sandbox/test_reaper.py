@@ -31,6 +31,7 @@ from tests.sandbox.service_process import Service
 from tests.session.running import make_settings, running
 from tests.support.git import planting
 from tests.support.nats import NatsServer
+from tests.support.owners import owners
 
 GRANT_KEY = "x-handmesh-grant"
 
@@ -98,7 +99,7 @@ async def reaping(state: Path, sessions: Told | None, idle_seconds: float = 1e9)
     """Sandboxes that are plain processes, with a reaper that runs. What is left is released at the end."""
     backends = Backends(HandSettings(state, allow_unisolated=True))
     sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(state))
-    task = asyncio.create_task(Reaper(sandboxes, backends, sessions, idle_seconds).run())
+    task = asyncio.create_task(Reaper(sandboxes, backends, sessions, idle_seconds, owners(backends)).run())
     yield sandboxes
     task.cancel()
     await asyncio.wait({task})

@@ -21,13 +21,16 @@ from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub, add_Sandbox
 from services.kit.guard import DETAILS_KEY
 from services.kit.ids import mint
 from services.sandbox.backends import Backends
+from services.sandbox.dialled_server import Workers
 from services.sandbox.environments import BUILT_IN
 from services.sandbox.hand import HandSettings
+from services.sandbox.hand_tokens import NoTokens
 from services.sandbox.leave import Leave
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.server import SandboxServicer
 from tests.support.git import planting
 from tests.support.mesh_server import served
+from tests.support.owners import owners
 
 NAME = "handmesh.sandbox.v1.SandboxService"
 TOO_LARGE = pb.File(content=bytes((1 << 20) + 1))
@@ -41,7 +44,7 @@ async def stub(tmp_path: Path) -> AsyncIterator[Any]:
     """The service, as a client with an API key sees it; its sandboxes are released at the end."""
     backends = Backends(HandSettings(tmp_path / "state", allow_unisolated=True))
     sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(tmp_path))
-    servicer = SandboxServicer(sandboxes, Leave(backends))
+    servicer = SandboxServicer(sandboxes, Leave(backends), Workers(backends, BUILT_IN, NoTokens()), owners(backends))
     async with served(
         tmp_path, "sandbox", lambda server: add_SandboxServiceServicer_to_server(servicer, server), NAME
     ) as it:
@@ -271,7 +274,12 @@ async def test_environments_say_whether_they_can_be_followed(stub: Any) -> None:
 async def test_no_isolation_is_never_a_fallback(tmp_path: Path) -> None:
     """The unisolated backend refuses unless it is allowed, and names the switch; an engine that is not there, too."""
     backends = Backends(HandSettings(tmp_path / "state", docker_host="unix:///nowhere.sock"))
-    servicer = SandboxServicer(Sandboxes(backends, BUILT_IN, planting=planting(tmp_path)), Leave(backends))
+    servicer = SandboxServicer(
+        Sandboxes(backends, BUILT_IN, planting=planting(tmp_path)),
+        Leave(backends),
+        Workers(backends, BUILT_IN, NoTokens()),
+        owners(backends),
+    )
     async with (
         served(tmp_path, "sandbox", lambda server: add_SandboxServiceServicer_to_server(servicer, server), NAME) as it,
         it.as_client() as channel,
@@ -287,12 +295,7 @@ async def test_no_isolation_is_never_a_fallback(tmp_path: Path) -> None:
     await backends.close()
 
 
-async def test_what_is_not_built_says_so(stub: Any) -> None:
-    """Every later method of the contract answers UNIMPLEMENTED, streams too."""
-    sandbox, session = mint("sbx"), mint("sess")
-    for call in (
-        stub.Transfer(pb.TransferRequest(sandbox_id=sandbox, to_session_id=session)),
-        stub.ConnectHand(pb.ConnectHandRequest(name="x")),
-        stub.ReportExecution(pb.ReportExecutionRequest(sandbox_id=sandbox, execution_id="x")),
-    ):
-        await refused(call, "UNIMPLEMENTED", "UNIMPLEMENTED")
+async def test_a_client_is_no_hand(stub: Any) -> None:
+    """The methods for workers take hands' tokens, and no API key."""
+    for call in (stub.ConnectHand(pb.ConnectHandRequest(name="x")), stub.ReportExecution(pb.ReportExecutionRequest())):
+        await refused(call, "PERMISSION_DENIED", "METHOD_DENIED")

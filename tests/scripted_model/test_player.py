@@ -209,6 +209,15 @@ def test_names_in_braces_are_filled_in() -> None:
     assert said.parts[1].input_json == '{"a": ["Please LIST the files"], "n": 1}'
 
 
+def test_texts_of_results_are_filled_in() -> None:
+    """Of results that are JSON objects, by number and key; what is not there stays as it is."""
+    results = user(result("a", '{"id": "x", "n": 1}'), result("b", "no JSON"))
+    called = [{"type": "tool_use", "id": name, "name": "bash", "input": {}} for name in ("a", "b")]
+    body = request(SECOND[0], {"role": "assistant", "content": called}, results)
+    said = answer("{text: '{result 1 id} {result 1 n} {result 2 id}'}", body)
+    assert said.parts == (Text("x {result 1 n} {result 2 id}"),)
+
+
 def test_an_empty_text_is_never_said() -> None:
     """A text that would be empty says so: an empty block would be refused when it comes back."""
     assert answer("{text: '{last_tool_result}'}", request(*SECOND[:2], user(result("a", "")))).parts == (

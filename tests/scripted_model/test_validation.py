@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handmesh.scripted_model.errors import ApiError
+from handmesh.scripted_model.errors import ApiError, invalid
 from handmesh.scripted_model.signatures import sign
 from handmesh.scripted_model.tools import TYPED_TOOLS
 from handmesh.scripted_model.validation import (
@@ -573,6 +573,25 @@ def test_version_2023_06_01_takes_documents_from_assistants() -> None:
     source = {"type": "text", "media_type": "text/plain", "data": "x"}
     request = chat(assistant({"type": "document", "source": source}), user("y"))
     assert check_message_request(request, OLD) is None
+
+
+def test_what_claude_code_asks_for_is_taken_with_its_betas_only() -> None:
+    """A message that only sets the effort from there on, at any place, and thinking that is shown as updates."""
+    sets = {"role": "system", "content": [], "output_config": {"effort": "low"}}
+    turns = [user("hello"), sets, assistant(call()), sets, user(result()), sets]
+    directed = body(*turns, tools=[TOOL])
+    updated = body(thinking={"type": "adaptive", "display": "updates"})
+    betas = {**HEADERS, "anthropic-beta": "per-turn-control-2026-07-01,thinking-display-updates-2026-08-18"}
+    assert [check_message_request(each, betas) for each in (directed, updated)] == [None, None]
+    assert [check_message_request(each, HEADERS) for each in (directed, updated)] == [
+        invalid("messages.1.output_config: Extra inputs are not permitted"),
+        invalid("thinking.adaptive.display: Input should be 'summarized' or 'omitted'"),
+    ]
+    assert check_message_request(body(sets), betas) == invalid('messages: first message must use the "user" role')
+    bare = {"role": "system", "content": []}
+    assert check_message_request(body(user("hello"), bare), betas) == invalid(
+        "messages.1: system content must contain at least one block"
+    )
 
 
 def test_a_beta_request_may_carry_what_nobody_described() -> None:

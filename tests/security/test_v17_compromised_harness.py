@@ -20,7 +20,8 @@ from google.protobuf.message_factory import GetMessageClass
 
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import sandbox_pb2
-from handmesh.session.v1 import event_pb2, memory_pb2, session_pb2
+from handmesh.session.v1 import config_pb2, event_pb2, memory_pb2, session_pb2
+from handmesh.session.v1.config_pb2 import MemoryAccess
 from handmesh.session.v1.memory_pb2_grpc import MemoryServiceStub
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
 from services.kit.access import ACCESS
@@ -39,15 +40,15 @@ FILES = {
     harness_pb2: "harness",
     vault_proxy_pb2: "vault_proxy",
 }
-REFUSED = {"GRANT_INVALID", "EPOCH_STALE", "METHOD_DENIED"}
+REFUSED = {"GRANT_INVALID", "EPOCH_STALE", "METHOD_DENIED", "CHILD_LIMIT"}
 NOT_THERE = {"MEMORY_NOT_FOUND", "SESSION_NOT_FOUND", "SANDBOX_GONE"}  # what is another tenant's
 
 # What is no session's, or may be looked at by whoever may take any session up.
 LOOKS = {"GetSession", "GetEvents", "WatchEvents", "ListBlobs", "DownloadBlob", "ClaimWork", "ReleaseWork", "OfferWork"}
 LOOKS |= {"ListExecutions", "ListFiles", "ReadFile", "ListSandboxes", "ListEnvironments"}
-# What needs no grant: the session service checks the epoch of what is shown, nothing is shown of what is uploaded until
-# an event names it, and a child has to have a parent.
-FREE = {"PublishPreviews", "UploadBlob", "CreateSession"}
+# What needs no grant: the session service checks the epoch of what is shown, and nothing is shown of what is uploaded
+# until an event names it.
+FREE = {"PublishPreviews", "UploadBlob"}
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
     log, epoch = {"session_id": foreign.session_id}, {"epoch": foreign.epoch}
     path = {"memory_store_id": foreign.memory_store_id, "path": "a"}
     return {
+        "CreateSession": lambda: session_pb2.CreateSessionRequest(
+            request_id="pwned", config=config_pb2.SessionConfig(parent_session_id=foreign.session_id)
+        ),
+        "EndSession": lambda: session_pb2.EndSessionRequest(**log),
+        "SendMessage": lambda: session_pb2.SendMessageRequest(content_json='[{"type":"text","text":"pwned"}]', **log),
         "EmitEvent": lambda: session_pb2.EmitEventRequest(event=said, epoch=foreign.epoch - 1, **log),
         "EmitEvents": lambda: session_pb2.EmitEventsRequest(events=[said], epoch=foreign.epoch - 1, **log),
         "WriteMemory": lambda: memory_pb2.WriteMemoryRequest(content=b"x", **path),
@@ -93,6 +99,7 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
         "ListMemories": lambda: memory_pb2.ListMemoriesRequest(memory_store_id=path["memory_store_id"]),
         "ListMemoryVersions": lambda: memory_pb2.ListMemoryVersionsRequest(**path),
         "DeleteMemory": lambda: memory_pb2.DeleteMemoryRequest(**path),
+        "FindMemory": lambda: memory_pb2.FindMemoryRequest(memory_store_id=path["memory_store_id"], request_id="r"),
         "Provision": lambda: sandbox_pb2.ProvisionRequest(request_id=f"{foreign.session_id}/main/9", **log, **epoch),
         "sandbox.Execute": lambda: sandbox_pb2.ExecuteRequest(name="bash", input=command, **at, **epoch),
         "sandbox.CancelExecution": lambda: sandbox_pb2.CancelExecutionRequest(
@@ -208,6 +215,42 @@ async def test_its_own_grant_finds_nothing_of_another(ground: Ground, foreign: F
     async with ground.as_service("harness", "vault_proxy") as channel:
         asked = vault_proxy_pb2.WatchExecutionRequest(execution_id=foreign.execution_id)
         assert await call(channel, watch, asked, grant) == "EXECUTION_UNKNOWN"
+
+
+async def test_its_own_grant_opens_the_memory_that_its_session_has(ground: Ground) -> None:
+    """Of its own tenant's stores a harness reaches those that its session names, and writes where the session may."""
+    stub, metadata = MemoryServiceStub(ground.me.client.session_link.channel), ground.me.link.metadata
+    stores = []
+    for name in ("mine", "read", "none"):
+        made = await stub.CreateMemoryStore(memory_pb2.CreateMemoryStoreRequest(name=name), metadata=metadata)
+        stores.append(made.memory_store.memory_store_id)
+        written = memory_pb2.WriteMemoryRequest(memory_store_id=stores[-1], path="a", content=b"x")
+        await stub.WriteMemory(written, metadata=metadata)
+    named = [
+        MemoryAccess(memory_store_id=stores[0], name="mine"),
+        MemoryAccess(memory_store_id=stores[1], name="read", read_only=True),
+    ]
+    own = await ground.work("hello", memory_stores=named)
+    grant, told = ground.grant_of(own.id), {}
+    by_name = {name: method for name, _, method in methods()}
+    async with ground.as_service("harness", "session") as channel:
+        for store, name in zip(stores, ("mine", "read", "none"), strict=True):
+            path = {"memory_store_id": store, "path": "a"}
+            for verb, request in (
+                ("ReadMemory", memory_pb2.ReadMemoryRequest(**path)),
+                ("ListMemories", memory_pb2.ListMemoriesRequest(memory_store_id=store)),
+                ("ListMemoryVersions", memory_pb2.ListMemoryVersionsRequest(**path)),
+                ("WriteMemory", memory_pb2.WriteMemoryRequest(content=b"y", **path)),
+                ("DeleteMemory", memory_pb2.DeleteMemoryRequest(**path)),
+            ):
+                told[f"{verb} {name}"] = await call(channel, by_name[verb], request, grant)
+    looks, writes = ("ReadMemory", "ListMemories", "ListMemoryVersions"), ("WriteMemory", "DeleteMemory")
+    assert told == {
+        **{f"{verb} mine": "ok" for verb in (*looks, *writes)},
+        **{f"{verb} read": "ok" for verb in looks},
+        **{f"{verb} read": "MEMORY_READ_ONLY" for verb in writes},
+        **{f"{verb} none": "MEMORY_NOT_FOUND" for verb in (*looks, *writes)},
+    }
 
 
 async def test_with_its_newest_grant_all_is_done(ground: Ground, foreign: Foreign) -> None:

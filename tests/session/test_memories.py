@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from handmesh.session.v1 import memory_pb2 as pb
+from handmesh.session.v1 import session_pb2
+from handmesh.session.v1.config_pb2 import MemoryAccess, SessionConfig
 from handmesh.session.v1.memory_pb2_grpc import MemoryServiceStub
 from services.kit import ids
 from services.kit.errors import Conflict, Full, Invalid
@@ -33,9 +35,9 @@ class Desk:
         self.stub = stub
         self.store = store
 
-    async def write(self, path: str, content: bytes, expected: str | None = None) -> pb.Memory:
+    async def write(self, path: str, content: bytes, expected: str | None = None, request_id: str = "") -> pb.Memory:
         request = pb.WriteMemoryRequest(
-            memory_store_id=self.store, path=path, content=content, expected_sha256=expected
+            memory_store_id=self.store, path=path, content=content, expected_sha256=expected, request_id=request_id
         )
         memory: pb.Memory = (await self.stub.WriteMemory(request)).memory
         return memory
@@ -44,10 +46,16 @@ class Desk:
         request = pb.ReadMemoryRequest(memory_store_id=self.store, path=path, version=version)
         return bytes((await self.stub.ReadMemory(request)).content)
 
-    async def delete(self, path: str, expected: str | None = None) -> None:
-        await self.stub.DeleteMemory(
-            pb.DeleteMemoryRequest(memory_store_id=self.store, path=path, expected_sha256=expected)
+    async def delete(self, path: str, expected: str | None = None, request_id: str = "") -> None:
+        request = pb.DeleteMemoryRequest(
+            memory_store_id=self.store, path=path, expected_sha256=expected, request_id=request_id
         )
+        await self.stub.DeleteMemory(request)
+
+    async def find(self, request_id: str) -> pb.Memory:
+        request = pb.FindMemoryRequest(memory_store_id=self.store, request_id=request_id)
+        memory: pb.Memory = (await self.stub.FindMemory(request)).memory
+        return memory
 
     async def paths(self, folder: str = "") -> list[str]:
         answer = await self.stub.ListMemories(pb.ListMemoriesRequest(memory_store_id=self.store, path=folder))
@@ -148,6 +156,45 @@ async def test_writers_that_expect_nothing_all_get_a_version(desk: Desk) -> None
     for memory, content in zip(written, contents, strict=True):
         assert await desk.read("a", memory.version) == content
     assert {sha256 for _, sha256 in await desk.versions("a")} == {sha(content) for content in contents}
+
+
+async def test_a_request_that_comes_again_makes_no_other_version(desk: Desk) -> None:
+    """However late, whatever it holds and expects by then, and whoever wrote since: it is told the version it made."""
+    await desk.write("a", b"one", "", "r1")
+    await desk.write("a", b"two", sha(b"one"), "r2")
+    for content, expected, request_id, version in (
+        (b"one", "", "r1", 1),
+        (b"other", sha(b"one"), "r1", 1),
+        (b"two", None, "r2", 2),
+    ):
+        again = await desk.write("a", content, expected, request_id)
+        assert (again.version, again.request_id) == (version, request_id)
+    await desk.delete("a", None, "r3")
+    await desk.write("a", b"four")
+    await desk.delete("a", None, "r3")
+    assert [version for version, _ in await desk.versions("a")] == [4, 3, 2, 1]
+    assert [(await desk.find(each)).version for each in ("r1", "r2", "r3")] == [1, 2, 3]
+    assert (await refusal(desk.find("r4"))).reason == "MEMORY_NOT_FOUND"
+    assert (await refusal(desk.write("b", b"x", None, "r1"))).reason == "REQUEST_ID_REUSED"
+    assert await desk.paths() == ["a"]
+
+
+async def test_a_request_at_once_with_itself_makes_one_version(desk: Desk) -> None:
+    """An older harness may still be at it: of the same request one version is made, among writers of others."""
+    for round in range(3):
+        asked = [desk.write("a", b"%d" % number, None, f"round-{round}") for number in range(6)]
+        others = [desk.write("a", b"other") for _ in range(3)]
+        done = await asyncio.gather(*asked, *others)
+        assert len({memory.version for memory in done}) == 4
+    assert len(await desk.versions("a")) == 12
+
+
+async def test_a_request_that_did_not_count_may_count_later(desk: Desk) -> None:
+    """What was refused for a conflict is not remembered as done."""
+    await desk.write("a", b"one")
+    assert (await refusal(desk.write("a", b"two", "", "r1"))).reason == "MEMORY_CONFLICT"
+    assert (await refusal(desk.find("r1"))).reason == "MEMORY_NOT_FOUND"
+    assert (await desk.write("a", b"two", sha(b"one"), "r1")).version == 2
 
 
 async def test_a_write_that_lost_leaves_no_bytes(service: Service, desk: Desk) -> None:
@@ -298,23 +345,64 @@ async def test_whose_stores_they_are(service: Service, desk: Desk) -> None:
 
 
 async def test_a_harness_acts_for_its_session(service: Service, desk: Desk) -> None:
-    """Its grant says which session wrote, and keeps it from stores of other tenants; a void grant opens nothing."""
-    session = await service.create()
+    """Its grant says which session wrote, and opens the stores that the session names and no other one."""
+    mine = [MemoryAccess(memory_store_id=desk.store, name="notes")]
+    session = await service.create(config=SessionConfig(memory_stores=mine))
     _, grant = await service.wake(session)
     channel = service.served.as_service("harness")
     stub = MemoryServiceStub(channel)
     shown = (("x-handmesh-grant", grant),)
-    request = pb.WriteMemoryRequest(memory_store_id=desk.store, path="a", content=b"x")
+    request = pb.WriteMemoryRequest(memory_store_id=desk.store, path="a", content=b"x", request_id="r")
     written = (await stub.WriteMemory(request, metadata=shown)).memory
-    assert written.session_id == session
+    assert (written.session_id, written.request_id) == (session, "r")
+    assert (await desk.write("a", b"of a client", None, "r")).version == 2
     client = service.served.as_client(OTHER_KEY)
-    foreign = await made(MemoryServiceStub(client))
-    request.memory_store_id = foreign
-    assert (await refusal(stub.WriteMemory(request, metadata=shown))).reason == "MEMORY_NOT_FOUND"
+    for other in (await made(MemoryServiceStub(client)), await made(desk.stub)):
+        request.memory_store_id = other
+        assert (await refusal(stub.WriteMemory(request, metadata=shown))).reason == "MEMORY_NOT_FOUND"
     void = (("x-handmesh-grant", "x"),)
     assert (await refusal(stub.WriteMemory(request, metadata=void))).reason == "GRANT_INVALID"
     assert (await refusal(stub.CreateMemoryStore(pb.CreateMemoryStoreRequest()))).code == "PERMISSION_DENIED"
     await channel.close()
+    await client.close()
+
+
+async def test_a_session_may_only_read_what_it_is_given_to_read(service: Service, desk: Desk) -> None:
+    """A store that is read-only for a session is written by others alone, whatever its harness asks for."""
+    await desk.write("a", b"x")
+    mine = [MemoryAccess(memory_store_id=desk.store, name="notes", read_only=True)]
+    session = await service.create(config=SessionConfig(memory_stores=mine))
+    _, grant = await service.wake(session)
+    channel = service.served.as_service("harness")
+    stub = MemoryServiceStub(channel)
+    shown = (("x-handmesh-grant", grant),)
+    path = {"memory_store_id": desk.store, "path": "a"}
+    assert (await stub.ReadMemory(pb.ReadMemoryRequest(**path), metadata=shown)).content == b"x"
+    for call in (
+        stub.WriteMemory(pb.WriteMemoryRequest(**path), metadata=shown),
+        stub.DeleteMemory(pb.DeleteMemoryRequest(**path), metadata=shown),
+    ):
+        problem = await refusal(call)
+        assert (problem.code, problem.reason) == ("PERMISSION_DENIED", "MEMORY_READ_ONLY")
+    assert await desk.read("a") == b"x"
+    await channel.close()
+
+
+async def test_a_session_names_stores_of_its_tenant(service: Service, desk: Desk) -> None:
+    """One of another tenant is refused as one that never was, at both doors."""
+    client = service.served.as_client(OTHER_KEY)
+    session = await service.create()
+    for store in (await made(MemoryServiceStub(client)), NOBODY):
+        config = SessionConfig(memory_stores=[MemoryAccess(memory_store_id=store, name="notes")])
+        for call in (
+            service.client.CreateSession(session_pb2.CreateSessionRequest(config=config)),
+            service.client.UpdateSession(session_pb2.UpdateSessionRequest(session_id=session, config=config)),
+        ):
+            problem = await refusal(call)
+            assert (problem.reason, problem.metadata) == (
+                "CONFIG_INVALID",
+                {"field": "memory_stores[0].memory_store_id"},
+            )
     await client.close()
 
 

@@ -13,6 +13,7 @@ from handmesh.session.v1.config_pb2 import SessionConfig
 from services.kit import ids
 from services.session.log import StoredBatch
 from services.session.settings import Settings
+from tests.session.claiming import harness
 from tests.session.running import Run, Service, finished, message, note, refusal, replied, running, turn_ended
 
 pytestmark = pytest.mark.nats
@@ -102,6 +103,18 @@ async def test_a_request_id_makes_one_session_at_both(pair: tuple[Service, Servi
     assert len({answer.session.session_id for answer in answers}) == 1
     found = await pair[1].client.ListSessions(pb.ListSessionsRequest())
     assert [session.session_id for session in found.sessions] == [answers[0].session.session_id]
+
+
+async def test_whom_both_serve(pair: tuple[Service, Service]) -> None:
+    """Each replica knows which harness types are served at any, and how much room there is; who takes nothing serves
+    nobody."""
+    one, two = pair
+    async with harness(one, "echo", 3), harness(two, "echo", 5), harness(two, "review", 2), harness(two, "old", 0):
+        for service in pair:
+            answer = await service.client.ListServedTypes(pb.ListServedTypesRequest())
+            assert [(it.name, it.harnesses, it.room) for it in answer.types] == [("echo", 2, 8), ("review", 1, 2)]
+    answer = await one.client.ListServedTypes(pb.ListServedTypesRequest())
+    assert not answer.types
 
 
 async def test_ends_at_both(pair: tuple[Service, Service]) -> None:

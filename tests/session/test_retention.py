@@ -123,6 +123,7 @@ def upkeep(service: Service, rules: list[Rule], later: int) -> Upkeep:
         parts.listing,
         parts.lifecycle,
         parts.claims,
+        parts.upkeep._orphans,
         lambda: now() + later,
         rules,
     )

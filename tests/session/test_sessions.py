@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from handmesh.sandbox.v1.sandbox_pb2 import LogView
 from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.config_pb2 import (
@@ -115,6 +116,12 @@ BAD_CONFIGS: list[tuple[str, Callable[[SessionConfig], Any]]] = [
         lambda c: c.memory_stores.add(memory_store_id=STORE, name="notes", description="x" * 1_025),
     ),
     ("mesh_tools", lambda c: c.mesh_tools.append("Session Events")),
+    ("hands[main].resources[0].log_view", lambda c: c.hands["main"].resources.add(log_view=LogView(json_lines=b"{}"))),
+    ("hands[main].resources[0].log_view", lambda c: c.hands["main"].resources.add(log_view=LogView(offset=1))),
+    (
+        "hands[main].resources[0].log_view.start_position",
+        lambda c: c.hands["main"].resources.add(log_view=LogView(start_position=-1)),
+    ),
     ("mesh_tools", lambda c: c.mesh_tools.extend(["session_events", "session_events"])),
     ("child_limits.max_depth", lambda c: setattr(c.child_limits, "max_depth", -1)),
     ("child_limits.budgets.max_turns", lambda c: setattr(c.child_limits.budgets, "max_turns", -1)),
@@ -187,15 +194,10 @@ async def test_a_session_belongs_to_its_tenant(service: Service) -> None:
     assert (await service.harness.GetSession(pb.GetSessionRequest(session_id=session))).session.session_id == session
 
 
-async def test_a_harness_starts_sessions_for_another_one(service: Service) -> None:
-    """A child belongs to its parent's tenant; a harness makes none out of nothing, nor a client a child."""
+async def test_a_client_starts_nobodys_child(service: Service) -> None:
+    """What a client says of tenant and parent is not listened to."""
     parent = await service.create()
     config = SessionConfig(parent_session_id=parent, tenant="other")
-    child = (await service.harness.CreateSession(pb.CreateSessionRequest(config=config))).session
-    assert (child.config.tenant, child.config.parent_session_id) == ("default", parent)
-    for orphan in (SessionConfig(), SessionConfig(parent_session_id=ids.mint("sess"))):
-        error = await refusal(service.harness.CreateSession(pb.CreateSessionRequest(config=orphan)))
-        assert (error.reason, error.metadata) == ("CONFIG_INVALID", {"field": "parent_session_id"})
     made = (await service.client.CreateSession(pb.CreateSessionRequest(config=config))).session
     assert (made.config.tenant, made.config.HasField("parent_session_id")) == ("default", False)
 

@@ -17,7 +17,7 @@ from services.kit import ids
 from services.session import claims as claiming
 from services.session import streams
 from tests.session.claiming import Harness, harness, make, settle
-from tests.session.running import Run, Service, message, note, refusal, replied
+from tests.session.running import Run, Service, message, note, refusal, replied, turn_ended
 
 
 async def test_a_message_brings_an_offer(service: Service, kind: str) -> None:
@@ -184,6 +184,50 @@ async def test_a_harness_that_does_nothing_is_not_asked_at_once_again(
         assert pauses[0] >= 0.3 and pauses[1] >= 0.6 and pauses[2] >= 1.2
 
 
+async def test_a_harness_that_takes_and_does_not_work(
+    service: Service, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a harness does not take up in time is offered to another one. It is offered nothing more until it gives back
+    what it has, and then again."""
+    monkeypatch.setattr(claiming, "TAKE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(claiming, "HOLD_SECONDS", 0.3)
+    session = await make(service, kind, message())
+    async with harness(service, kind, 5) as idle:
+        first = await idle.offer()
+        async with harness(service, kind, 5) as other:
+            second = await other.offer()
+            assert second.session_id == first.session_id == session
+            await settle(service, session)
+            more = {await make(service, kind, message()) for _ in range(3)}
+            offers = [await other.offer() for _ in more]
+            assert {offer.session_id for offer in offers} == more
+            await idle.nothing()
+            for offer in offers:
+                await settle(service, offer.session_id)
+            for offer in (second, *offers):
+                await other.release(offer)
+        assert not await idle.release(first)
+        last = await make(service, kind, message())
+        assert (await idle.offer()).session_id == last
+
+
+async def test_a_harness_that_works_for_long(service: Service, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has taken a session up keeps it, however long nothing is said; so does who was at work on it before."""
+    monkeypatch.setattr(claiming, "TAKE_UP_SECONDS", 0.2)
+    monkeypatch.setattr(claiming, "HOLD_SECONDS", 0.2)
+    session = await make(service, kind, message())
+    one = Harness(service, kind, instance="one")
+    await one.offer()
+    await service.wake(session)
+    async with harness(service, kind, 5) as other:
+        await other.nothing()
+        again = Harness(service, kind, working=(session,), instance="one")
+        await again.offer()
+        await other.nothing()
+        await again.close()
+    await one.close()
+
+
 async def test_a_rest_until_some_time(service: Service, kind: str) -> None:
     """A harness wants a session back later: not before, and then for certain."""
     session = await make(service, kind, message())
@@ -343,3 +387,54 @@ async def _either(one: Harness, other: Harness) -> pb.ClaimWorkResponse:
         task.cancel()
     await asyncio.wait(left)
     return done.pop().result()
+
+
+async def test_a_moved_session_goes_to_the_other_type(service: Service, kind: str) -> None:
+    """A waiting session that is moved is offered to the other type, and to none of the first that comes later."""
+    session = await make(service, kind, message())
+    async with harness(service, kind + "x") as one:
+        await move(service, session, kind + "x")
+        assert (await one.offer()).harness == kind + "x"
+        async with harness(service, kind, 5) as late:
+            await late.nothing()
+
+
+async def test_a_session_is_moved_when_its_turn_ends(service: Service, kind: str) -> None:
+    """Whoever has answered ends the turn, also another one after its death; then the other type gets the session."""
+    session = await make(service, kind, message())
+    one = Harness(service, kind)
+    await one.offer()
+    epoch, _ = await service.wake(session)
+    await service.emit(session, replied(read=epoch), epoch)
+    async with harness(service, kind + "x") as other:
+        await move(service, session, kind + "x")
+        await service.emit(session, message("more"))
+        await one.close()
+        async with harness(service, kind) as again:
+            offer = await again.offer()
+            epoch, _ = await service.wake(session)
+            await service.emit(session, turn_ended(epoch - 2), epoch)
+            await other.nothing()
+            assert await again.release(offer)
+        assert (await other.offer()).session_id == session
+
+
+async def test_a_death_right_after_the_border(service: Service, kind: str) -> None:
+    """A harness that dies when its type's last turn has ended is followed by one of the other type alone."""
+    session = await make(service, kind, message())
+    one = Harness(service, kind)
+    await one.offer()
+    epoch, _ = await service.wake(session)
+    await service.emit(session, replied(read=epoch), epoch)
+    await move(service, session, kind + "x")
+    await service.emit(session, message("more"))
+    await service.emit(session, turn_ended(epoch), epoch)
+    await one.close()
+    async with harness(service, kind + "x") as other:
+        assert (await other.offer()).session_id == session
+
+
+async def move(service: Service, session: str, kind: str) -> None:
+    """Makes it a session of another harness type."""
+    config = SessionConfig(harness=kind)
+    await service.client.UpdateSession(pb.UpdateSessionRequest(session_id=session, config=config))

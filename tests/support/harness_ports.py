@@ -15,7 +15,7 @@ from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.codec import calls_of, fact_of
 from services.harness.core import BlobRef, Config, Fact, ToolResult, ToolSpec
 from services.harness.mesh.tool import Asked, MeshTools
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Slice, Standing, Toolbox
 from services.kit import ids
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 
@@ -130,6 +130,17 @@ class MemoryLog:
             raise Gone("BLOB_NOT_FOUND", "no such blob", blob_id=blob_id)
         return self.blobs[blob_id] if len(self.blobs[blob_id]) <= max_bytes else None
 
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        head = len(self.events)
+        found = self.events[max(1, start) - 1 : (end or head + 1) - 1]
+        wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
+        page = (wanted[::-1] if descending else wanted)[: most or 100]
+        last = page[-1].position if page else 0
+        more = len(page) < len(wanted)
+        return Slice(page, (last if descending else last + 1) if more else 0, head)
+
     def previews(self, epoch: int) -> MemoryLog:
         return self
 
@@ -199,10 +210,13 @@ class MemoryHands:
         self.slow: dict[str, asyncio.Event] = {}  # hands that are not made before the event
         self.asked: list[str] = []  # hands, in the order in which they were to be made
         self.ran: list[tuple[str, str]] = []  # sandbox and tool, likewise
+        self.files: dict[tuple[str, str], bytes] = {}  # by sandbox and path
+        self.puts: list[tuple[int, int]] = []  # offsets and sizes of what files were extended with
+        self.put_refusal: ServiceError | None = None
         self.says: list[str | ServiceError] = []  # what whoever follows an execution is told, before its end
         self.followed: list[tuple[str, int]] = []  # execution and offset
 
-    async def tools(self, spec: bytes) -> Toolbox:
+    async def tools(self, spec: bytes, under: Standing, sandbox_id: str = "") -> Toolbox:
         environment = HandSpec.FromString(spec).environment or "default"
         if environment in self.unknown:
             raise Invalid("ENVIRONMENT_UNKNOWN", "there is no such environment")
@@ -243,6 +257,19 @@ class MemoryHands:
             offset += len(said.encode())
             yield said, offset
         await asyncio.shield(self.executions[execution_id])
+
+    async def extend(self, sandbox_id: str, path: str, piece: bytes, offset: int, under: Standing) -> None:
+        if self.put_refusal is not None:
+            raise self.put_refusal
+        there = self.files.get((sandbox_id, path), b"")
+        if offset not in (0, len(there)):
+            raise Invalid("RESOURCE_INVALID", f"the file has {len(there)} bytes")
+        self.files[sandbox_id, path] = there[:offset] + piece
+        self.puts.append((offset, len(piece)))
+
+    async def end_of(self, sandbox_id: str, path: str, most: int) -> tuple[int, bytes]:
+        there = self.files.get((sandbox_id, path), b"")
+        return len(there), there[-most:]
 
     async def cancel(self, sandbox_id: str, execution_id: str, under: Standing) -> None:
         self.cancelled.append(execution_id)

@@ -74,6 +74,8 @@ def lack_of(marker: str) -> str | None:
         case "peers":
             there = (PEERS / "installed").exists() and (PEERS / "node_modules" / "oidc-provider").exists()
             return None if there else "MCP servers and an OAuth server of others are missing. Get them with: make peers"
+        case "claude_code":
+            return _lack_of_claude_code()
         case "lfs":
             return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "typescript":
@@ -116,6 +118,17 @@ def _listens(path: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def _lack_of_claude_code() -> str | None:
+    from services.harness.loops.claude_code import find_binary
+    from services.harness.ports import NotAvailable
+
+    try:
+        find_binary()
+    except NotAvailable as lack:
+        return str(lack)
+    return None
 
 
 def _lack_of_docker() -> str | None:

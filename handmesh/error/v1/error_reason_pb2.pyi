@@ -94,6 +94,14 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """
     ERROR_REASON_TOOL_CALL_UNKNOWN: _ErrorReason.ValueType  # 24
     """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+    ERROR_REASON_CHILD_LIMIT: _ErrorReason.ValueType  # 110
+    """`FAILED_PRECONDITION`. The session's limits of what it may start do not allow
+    it. Metadata: `limit`, a field of `ChildLimits` or `Budgets`.
+    """
+    ERROR_REASON_CHILD_DENIED: _ErrorReason.ValueType  # 111
+    """`PERMISSION_DENIED`. A session may not start one that has more than itself.
+    Metadata: `field`.
+    """
     ERROR_REASON_CALL_HASH_MISMATCH: _ErrorReason.ValueType  # 90
     """`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
     `call_hash` is another one. Metadata: `tool_use_id`.
@@ -238,6 +246,8 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
     `limit_bytes`.
     """
+    ERROR_REASON_MEMORY_READ_ONLY: _ErrorReason.ValueType  # 130
+    """`PERMISSION_DENIED`. The session may only read the memory store."""
     ERROR_REASON_CREDENTIAL_IMMUTABLE: _ErrorReason.ValueType  # 77
     """`INVALID_ARGUMENT`. A credential's kind, and what it is bound to, do not
     change. Metadata: `field`.
@@ -263,6 +273,28 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     ERROR_REASON_CREDENTIAL_REFLECTED: _ErrorReason.ValueType  # 83
     """In events only. A server said the credential that it had been sent. It was
     taken out of the answer, but the server is careless, or worse.
+    """
+    ERROR_REASON_HAND_TRANSFERRED: _ErrorReason.ValueType  # 120
+    """`FAILED_PRECONDITION`. The hand went to another owner, or is on its way.
+    Metadata: `session_id`, empty when it stands outside of sessions.
+    """
+    ERROR_REASON_HAND_NAME_TAKEN: _ErrorReason.ValueType  # 121
+    """`ALREADY_EXISTS`. There is a hand or a server of that name already.
+    Metadata: `hand`.
+    """
+    ERROR_REASON_HAND_TAKEN: _ErrorReason.ValueType  # 122
+    """`FAILED_PRECONDITION`. The standing hand is another session's now. Metadata:
+    `session_id`.
+    """
+    ERROR_REASON_HAND_UNKNOWN: _ErrorReason.ValueType  # 123
+    """`NOT_FOUND`. There is no standing hand of that name. Metadata: `hand`."""
+    ERROR_REASON_HAND_READ_ONLY: _ErrorReason.ValueType  # 124
+    """`PERMISSION_DENIED`. The hand is only shared with the session: it may use no
+    tool that may change something. Metadata: `name`.
+    """
+    ERROR_REASON_HAND_OVER_DENIED: _ErrorReason.ValueType  # 125
+    """`PERMISSION_DENIED`. A harness may not give its session's hands to that
+    session. Metadata: `session_id`.
     """
     ERROR_REASON_HAND_TOKEN_NOT_FOUND: _ErrorReason.ValueType  # 140
     """`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""
@@ -378,6 +410,14 @@ ERROR_REASON_TOOL_CALL_SETTLED: ErrorReason.ValueType  # 23
 """
 ERROR_REASON_TOOL_CALL_UNKNOWN: ErrorReason.ValueType  # 24
 """`FAILED_PRECONDITION`. No such tool call is open. Metadata: `tool_use_id`."""
+ERROR_REASON_CHILD_LIMIT: ErrorReason.ValueType  # 110
+"""`FAILED_PRECONDITION`. The session's limits of what it may start do not allow
+it. Metadata: `limit`, a field of `ChildLimits` or `Budgets`.
+"""
+ERROR_REASON_CHILD_DENIED: ErrorReason.ValueType  # 111
+"""`PERMISSION_DENIED`. A session may not start one that has more than itself.
+Metadata: `field`.
+"""
 ERROR_REASON_CALL_HASH_MISMATCH: ErrorReason.ValueType  # 90
 """`FAILED_PRECONDITION`. The decision is not about the stored tool call: its
 `call_hash` is another one. Metadata: `tool_use_id`.
@@ -522,6 +562,8 @@ ERROR_REASON_MEMORY_QUOTA: ErrorReason.ValueType  # 76
 """`RESOURCE_EXHAUSTED`. Over the tenant's quota of memory stores. Metadata:
 `limit_bytes`.
 """
+ERROR_REASON_MEMORY_READ_ONLY: ErrorReason.ValueType  # 130
+"""`PERMISSION_DENIED`. The session may only read the memory store."""
 ERROR_REASON_CREDENTIAL_IMMUTABLE: ErrorReason.ValueType  # 77
 """`INVALID_ARGUMENT`. A credential's kind, and what it is bound to, do not
 change. Metadata: `field`.
@@ -547,6 +589,28 @@ takes.
 ERROR_REASON_CREDENTIAL_REFLECTED: ErrorReason.ValueType  # 83
 """In events only. A server said the credential that it had been sent. It was
 taken out of the answer, but the server is careless, or worse.
+"""
+ERROR_REASON_HAND_TRANSFERRED: ErrorReason.ValueType  # 120
+"""`FAILED_PRECONDITION`. The hand went to another owner, or is on its way.
+Metadata: `session_id`, empty when it stands outside of sessions.
+"""
+ERROR_REASON_HAND_NAME_TAKEN: ErrorReason.ValueType  # 121
+"""`ALREADY_EXISTS`. There is a hand or a server of that name already.
+Metadata: `hand`.
+"""
+ERROR_REASON_HAND_TAKEN: ErrorReason.ValueType  # 122
+"""`FAILED_PRECONDITION`. The standing hand is another session's now. Metadata:
+`session_id`.
+"""
+ERROR_REASON_HAND_UNKNOWN: ErrorReason.ValueType  # 123
+"""`NOT_FOUND`. There is no standing hand of that name. Metadata: `hand`."""
+ERROR_REASON_HAND_READ_ONLY: ErrorReason.ValueType  # 124
+"""`PERMISSION_DENIED`. The hand is only shared with the session: it may use no
+tool that may change something. Metadata: `name`.
+"""
+ERROR_REASON_HAND_OVER_DENIED: ErrorReason.ValueType  # 125
+"""`PERMISSION_DENIED`. A harness may not give its session's hands to that
+session. Metadata: `session_id`.
 """
 ERROR_REASON_HAND_TOKEN_NOT_FOUND: ErrorReason.ValueType  # 140
 """`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""

@@ -136,19 +136,25 @@ class HarnessType(message.Message):
 
     NAME_FIELD_NUMBER: builtins.int
     DESCRIPTION_FIELD_NUMBER: builtins.int
+    UNAVAILABLE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """What `SessionConfig.harness` calls it."""
     description: builtins.str
     """What it is, for people to read."""
+    unavailable: builtins.str
+    """Why this harness is not of this type, for people to read: a library is
+    missing, or the operator left it out. Empty when it takes sessions of it.
+    """
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         description: builtins.str = ...,
+        unavailable: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["description", b"description", "name", b"name", "unavailable", b"unavailable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -97,7 +97,9 @@ class HarnessServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListHarnessTypes(self, request, context):
-        """Lists the harness types that this harness can be.
+        """Lists the harness types that this harness knows, and which of them it can
+        be. Other harnesses of the mesh may be others:
+        `SessionService.ListServedTypes` says what all of them serve.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -59,7 +59,10 @@ class HarnessServiceStub:
       (`SESSION_UNAVAILABLE`); say the same again.
     """
     ListHarnessTypes: _grpc.UnaryUnaryMultiCallable[_harness_pb2.ListHarnessTypesRequest, _harness_pb2.ListHarnessTypesResponse]
-    """Lists the harness types that this harness can be."""
+    """Lists the harness types that this harness knows, and which of them it can
+    be. Other harnesses of the mesh may be others:
+    `SessionService.ListServedTypes` says what all of them serve.
+    """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_harness_pb2.ListRunsRequest, _harness_pb2.ListRunsResponse]
     """Lists the sessions that this harness is at work on."""
     Drain: _grpc.UnaryUnaryMultiCallable[_harness_pb2.DrainRequest, _harness_pb2.DrainResponse]
@@ -98,7 +101,10 @@ class HarnessServiceAsyncStub(HarnessServiceStub):
       (`SESSION_UNAVAILABLE`); say the same again.
     """
     ListHarnessTypes: _aio.UnaryUnaryMultiCallable[_harness_pb2.ListHarnessTypesRequest, _harness_pb2.ListHarnessTypesResponse]  # type: ignore[assignment]
-    """Lists the harness types that this harness can be."""
+    """Lists the harness types that this harness knows, and which of them it can
+    be. Other harnesses of the mesh may be others:
+    `SessionService.ListServedTypes` says what all of them serve.
+    """
     ListRuns: _aio.UnaryUnaryMultiCallable[_harness_pb2.ListRunsRequest, _harness_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists the sessions that this harness is at work on."""
     Drain: _aio.UnaryUnaryMultiCallable[_harness_pb2.DrainRequest, _harness_pb2.DrainResponse]  # type: ignore[assignment]
@@ -146,7 +152,10 @@ class HarnessServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _harness_pb2.ListHarnessTypesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_harness_pb2.ListHarnessTypesResponse, _abc.Awaitable[_harness_pb2.ListHarnessTypesResponse]]:
-        """Lists the harness types that this harness can be."""
+        """Lists the harness types that this harness knows, and which of them it can
+        be. Other harnesses of the mesh may be others:
+        `SessionService.ListServedTypes` says what all of them serve.
+        """
 
     @_abc_1.abstractmethod
     def ListRuns(

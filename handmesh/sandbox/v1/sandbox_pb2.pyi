@@ -34,6 +34,9 @@ class ProvisionRequest(message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     HAND_FIELD_NUMBER: builtins.int
     CHECKPOINT_ID_FIELD_NUMBER: builtins.int
+    STANDING_HAND_FIELD_NUMBER: builtins.int
+    READ_ONLY_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
     environment: builtins.str
     """Which recipe to follow: image, size, network and backend, as the operator
     configured them under this name. Empty means the default one.
@@ -49,11 +52,21 @@ class ProvisionRequest(message.Message):
     epoch: builtins.int
     """The caller's epoch in that session. 0 means that nobody fences the call."""
     hand: builtins.str
-    """The hand's name in the session, for people to read."""
+    """The hand's name in the session: `^[a-z][a-z0-9-]{0,31}$`. Without a session:
+    the name of a standing hand.
+    """
     checkpoint_id: builtins.str
     """Starts the workspace from a checkpoint: a blob of the session `session_id`.
     Resources come on top of it.
     """
+    standing_hand: builtins.str
+    """Attaches a hand that stands outside of sessions, by its name or sandbox id,
+    instead of making a sandbox. `environment` is not looked at then.
+    """
+    read_only: builtins.bool
+    """Only shares it, to be read."""
+    description: builtins.str
+    """What the hand is for, for models to choose by; at most 1,000 characters."""
     @builtins.property
     def resources(self) -> containers.RepeatedCompositeFieldContainer[Resource]:
         """What to put into the sandbox before it is ready."""
@@ -68,10 +81,13 @@ class ProvisionRequest(message.Message):
         epoch: builtins.int = ...,
         hand: builtins.str = ...,
         checkpoint_id: builtins.str | None = ...,
+        standing_hand: builtins.str = ...,
+        read_only: builtins.bool = ...,
+        description: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_checkpoint_id", b"_checkpoint_id", "_session_id", b"_session_id", "checkpoint_id", b"checkpoint_id", "session_id", b"session_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_checkpoint_id", b"_checkpoint_id", "_session_id", b"_session_id", "checkpoint_id", b"checkpoint_id", "environment", b"environment", "epoch", b"epoch", "hand", b"hand", "request_id", b"request_id", "resources", b"resources", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_checkpoint_id", b"_checkpoint_id", "_session_id", b"_session_id", "checkpoint_id", b"checkpoint_id", "description", b"description", "environment", b"environment", "epoch", b"epoch", "hand", b"hand", "read_only", b"read_only", "request_id", b"request_id", "resources", b"resources", "session_id", b"session_id", "standing_hand", b"standing_hand"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__checkpoint_id: _TypeAlias = typing.Literal["checkpoint_id"]  # noqa: Y015
     _WhichOneofArgType__checkpoint_id: _TypeAlias = typing.Literal["_checkpoint_id", b"_checkpoint_id"]  # noqa: Y015
@@ -286,25 +302,38 @@ class MemoryMount(message.Message):
 
 @typing.final
 class LogView(message.Message):
-    """A session's log as a file, one event a line, pushed by the harness."""
+    """A session's log as a file, one event a line, pushed by the harness. In a
+    session's configuration only `start_position` is given: the harness keeps the
+    file up to date, at most 32 MiB of the newest events, before each execution.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
     JSON_LINES_FIELD_NUMBER: builtins.int
     START_POSITION_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
     json_lines: builtins.bytes
-    """JSON Lines: one event in protobuf's JSON form a line."""
+    """JSON Lines: one event in protobuf's JSON form a line. At most 1 MiB; more
+    comes piece by piece.
+    """
     start_position: builtins.int
-    """Position of the first event in it, inclusive."""
+    """In a session's configuration: position of the first event that the file may
+    hold, inclusive. 0 means the log's first.
+    """
+    offset: builtins.int
+    """Puts `json_lines` behind so many bytes, which have to be what the file has.
+    0 means that they take the file's place.
+    """
     def __init__(
         self,
         *,
         json_lines: builtins.bytes = ...,
         start_position: builtins.int = ...,
+        offset: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["json_lines", b"json_lines", "start_position", b"start_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["json_lines", b"json_lines", "offset", b"offset", "start_position", b"start_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -346,6 +375,11 @@ class Sandbox(message.Message):
     CREATE_TIME_FIELD_NUMBER: builtins.int
     UNENFORCED_LIMITS_FIELD_NUMBER: builtins.int
     POOLED_FIELD_NUMBER: builtins.int
+    STANDING_HAND_FIELD_NUMBER: builtins.int
+    LEAVING_FIELD_NUMBER: builtins.int
+    READERS_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    PREVIOUS_SESSION_ID_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """Its id. Minted by the server."""
     environment: builtins.str
@@ -364,6 +398,18 @@ class Sandbox(message.Message):
     """Whether it waits in a pool for its first owner. Until then nobody can
     execute in it: every call but `Release` says `SANDBOX_GONE`.
     """
+    standing_hand: builtins.str
+    """Its name as a standing hand: when its session ends it stands outside again.
+    Empty for one that ends with its session.
+    """
+    leaving: builtins.bool
+    """Whether it is on its way to another owner."""
+    description: builtins.str
+    """What it is for."""
+    previous_session_id: builtins.str
+    """The session that had it last before its owner of now. Empty when there was
+    none.
+    """
     @builtins.property
     def create_time(self) -> timestamp_pb2.Timestamp:
         """When it was made; of one that came from a pool, when it got its owner."""
@@ -373,6 +419,10 @@ class Sandbox(message.Message):
         """Limits that this backend cannot enforce here, such as `memory`, in words
         for people to read. Empty means that all are enforced.
         """
+
+    @builtins.property
+    def readers(self) -> containers.RepeatedCompositeFieldContainer[HandReader]:
+        """The sessions that may read it."""
 
     def __init__(
         self,
@@ -387,10 +437,39 @@ class Sandbox(message.Message):
         create_time: timestamp_pb2.Timestamp | None = ...,
         unenforced_limits: abc.Iterable[builtins.str] | None = ...,
         pooled: builtins.bool = ...,
+        standing_hand: builtins.str = ...,
+        leaving: builtins.bool = ...,
+        readers: abc.Iterable[HandReader] | None = ...,
+        description: builtins.str = ...,
+        previous_session_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["backend", b"backend", "create_time", b"create_time", "environment", b"environment", "generation", b"generation", "hand", b"hand", "pooled", b"pooled", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "session_id", b"session_id", "unenforced_limits", b"unenforced_limits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["backend", b"backend", "create_time", b"create_time", "description", b"description", "environment", b"environment", "generation", b"generation", "hand", b"hand", "leaving", b"leaving", "pooled", b"pooled", "previous_session_id", b"previous_session_id", "readers", b"readers", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "session_id", b"session_id", "standing_hand", b"standing_hand", "unenforced_limits", b"unenforced_limits"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class HandReader(message.Message):
+    """A session that may use the tools of a hand that change nothing."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    HAND_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session."""
+    hand: builtins.str
+    """The hand's name in it."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        hand: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand", b"hand", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -626,6 +705,7 @@ class Execution(message.Message):
     RUNNING_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
+    GENERATION_FIELD_NUMBER: builtins.int
     execution_id: builtins.str
     """Its id."""
     name: builtins.str
@@ -634,6 +714,8 @@ class Execution(message.Message):
     """Whether it still runs."""
     outcome: tool_pb2.ToolOutcome.ValueType
     """How it ended. `UNSPECIFIED` while it runs."""
+    generation: builtins.int
+    """The sandbox's generation when it began: whose it was."""
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp:
         """When it began."""
@@ -646,10 +728,11 @@ class Execution(message.Message):
         running: builtins.bool = ...,
         outcome: tool_pb2.ToolOutcome.ValueType = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
+        generation: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["execution_id", b"execution_id", "name", b"name", "outcome", b"outcome", "running", b"running", "start_time", b"start_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["execution_id", b"execution_id", "generation", b"generation", "name", b"name", "outcome", b"outcome", "running", b"running", "start_time", b"start_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -661,21 +744,27 @@ class ListToolsRequest(message.Message):
 
     SANDBOX_ID_FIELD_NUMBER: builtins.int
     ENVIRONMENT_FIELD_NUMBER: builtins.int
+    STANDING_HAND_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """Those of a sandbox that there is."""
     environment: builtins.str
     """Those of an environment's sandboxes. Empty means the default one."""
+    standing_hand: builtins.str
+    """Those of a standing hand of the caller's tenant, by its name or sandbox
+    id. A harness shows its session's grant.
+    """
     def __init__(
         self,
         *,
         sandbox_id: builtins.str = ...,
         environment: builtins.str = ...,
+        standing_hand: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id", "standing_hand", b"standing_hand"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["environment", b"environment", "of", b"of", "sandbox_id", b"sandbox_id", "standing_hand", b"standing_hand"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_of: _TypeAlias = typing.Literal["sandbox_id", "environment"]  # noqa: Y015
+    _WhichOneofReturnType_of: _TypeAlias = typing.Literal["sandbox_id", "environment", "standing_hand"]  # noqa: Y015
     _WhichOneofArgType_of: _TypeAlias = typing.Literal["of", b"of"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_of) -> _WhichOneofReturnType_of | None: ...
 
@@ -1099,24 +1188,44 @@ class TransferRequest(message.Message):
     SANDBOX_ID_FIELD_NUMBER: builtins.int
     TO_SESSION_ID_FIELD_NUMBER: builtins.int
     EXPECTED_GENERATION_FIELD_NUMBER: builtins.int
+    TO_HAND_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    SETTLE_TIMEOUT_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """The sandbox."""
     to_session_id: builtins.str
-    """The session that shall own it."""
+    """The session that shall own it. Empty means nobody: it stands outside then."""
     expected_generation: builtins.int
-    """The generation that the caller knows."""
+    """The generation that the caller knows. 0 means whichever it has."""
+    to_hand: builtins.str
+    """Its name in the new session, or as a standing hand. Empty means the one that
+    it has.
+    """
+    epoch: builtins.int
+    """The caller's epoch in the session that owns it, as in `ExecuteRequest`."""
+    @builtins.property
+    def settle_timeout(self) -> duration_pb2.Duration:
+        """How long running executions may take to end by themselves. Unset means 30 s;
+        at most 600 s.
+        """
+
     def __init__(
         self,
         *,
         sandbox_id: builtins.str = ...,
-        to_session_id: builtins.str = ...,
+        to_session_id: builtins.str | None = ...,
         expected_generation: builtins.int = ...,
+        to_hand: builtins.str = ...,
+        epoch: builtins.int = ...,
+        settle_timeout: duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_to_session_id", b"_to_session_id", "settle_timeout", b"settle_timeout", "to_session_id", b"to_session_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["expected_generation", b"expected_generation", "sandbox_id", b"sandbox_id", "to_session_id", b"to_session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_to_session_id", b"_to_session_id", "epoch", b"epoch", "expected_generation", b"expected_generation", "sandbox_id", b"sandbox_id", "settle_timeout", b"settle_timeout", "to_hand", b"to_hand", "to_session_id", b"to_session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__to_session_id: _TypeAlias = typing.Literal["to_session_id"]  # noqa: Y015
+    _WhichOneofArgType__to_session_id: _TypeAlias = typing.Literal["_to_session_id", b"_to_session_id"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__to_session_id) -> _WhichOneofReturnType__to_session_id | None: ...
 
 @typing.final
 class TransferResponse(message.Message):
@@ -1128,6 +1237,64 @@ class TransferResponse(message.Message):
     @builtins.property
     def sandbox(self) -> Sandbox:
         """The sandbox with its new owner and generation."""
+
+    def __init__(
+        self,
+        *,
+        sandbox: Sandbox | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["sandbox", b"sandbox"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["sandbox", b"sandbox"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ShareHandRequest(message.Message):
+    """Request for `ShareHand`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    HAND_FIELD_NUMBER: builtins.int
+    REVOKE_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    sandbox_id: builtins.str
+    """The sandbox."""
+    session_id: builtins.str
+    """The session that may read it."""
+    hand: builtins.str
+    """Its name there. Empty means the one that it has."""
+    revoke: builtins.bool
+    """Takes it back."""
+    epoch: builtins.int
+    """The caller's epoch in the session that owns it, as in `ExecuteRequest`."""
+    def __init__(
+        self,
+        *,
+        sandbox_id: builtins.str = ...,
+        session_id: builtins.str = ...,
+        hand: builtins.str = ...,
+        revoke: builtins.bool = ...,
+        epoch: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "hand", b"hand", "revoke", b"revoke", "sandbox_id", b"sandbox_id", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ShareHandResponse(message.Message):
+    """Response for `ShareHand`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SANDBOX_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def sandbox(self) -> Sandbox:
+        """The sandbox with its readers."""
 
     def __init__(
         self,

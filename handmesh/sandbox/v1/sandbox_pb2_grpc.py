@@ -117,6 +117,11 @@ class SandboxServiceStub:
                 request_serializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.TransferRequest.SerializeToString,
                 response_deserializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.TransferResponse.FromString,
                 _registered_method=True)
+        self.ShareHand = channel.unary_unary(
+                '/handmesh.sandbox.v1.SandboxService/ShareHand',
+                request_serializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.ShareHandRequest.SerializeToString,
+                response_deserializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.ShareHandResponse.FromString,
+                _registered_method=True)
         self.ConnectHand = channel.unary_stream(
                 '/handmesh.sandbox.v1.SandboxService/ConnectHand',
                 request_serializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.ConnectHandRequest.SerializeToString,
@@ -150,6 +155,13 @@ class SandboxServiceServicer:
 
         Idempotent by `request_id`: the same id returns the same sandbox.
 
+        A client that names a `hand` and no session makes a standing hand: it is its
+        tenant's, under that name, until it is released. Idempotent by the name.
+
+        With a session and `standing_hand` nothing is made: the hand is attached to
+        the session, or, with `read_only`, shared with it (see `Transfer`,
+        `ShareHand`).
+
         * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
         resource that cannot be put where it should go (`RESOURCE_INVALID`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
@@ -157,7 +169,13 @@ class SandboxServiceServicer:
         in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
         * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
         * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
-        the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
+        the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`); no such standing hand
+        (`HAND_UNKNOWN`).
+        * `ALREADY_EXISTS`: the standing hand is of another environment
+        (`REQUEST_ID_REUSED`); the session has another hand of that name
+        (`HAND_NAME_TAKEN`).
+        * `FAILED_PRECONDITION`: the standing hand is another session's
+        (`HAND_TAKEN`).
         * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
         asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
         """
@@ -185,6 +203,11 @@ class SandboxServiceServicer:
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
         * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
         in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
+        * `FAILED_PRECONDITION`: the hand went to another owner, or is on its way
+        (`HAND_TRANSFERRED`): nothing was started. What the caller's session had
+        started before has its result, and by its id it can be had for ever.
+        * `PERMISSION_DENIED`: the hand is only shared with the caller's session, and
+        the tool may change something (`HAND_READ_ONLY`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -224,7 +247,7 @@ class SandboxServiceServicer:
         will have. By environment it provisions nothing.
 
         * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-        * `NOT_FOUND`: `SANDBOX_GONE`.
+        * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -301,11 +324,50 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Transfer(self, request, context):
-        """Gives a sandbox to another session. A compare-and-set on its generation:
-        after it, calls of the old owner are refused.
+        """Gives a sandbox to another session, or to nobody: then it stands outside of
+        sessions. A compare-and-set on its generation, of the owner record that lies
+        in the hand's own state.
 
-        * `NOT_FOUND`: `SANDBOX_GONE`.
-        * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`).
+        From the first step on the old session's calls are refused
+        (`HAND_TRANSFERRED`). What runs may end by itself, for as long as
+        `settle_timeout` says, and is cancelled then; each has its result. Then
+        `HandTransferred` (or `HandDetached`) is appended to the old session's log,
+        the owner changes, and `HandAttached` is appended to the new one's. What is
+        begun is finished, also when the caller goes away or this service dies: or
+        it is undone as one, before anything is in a log. Memory stores that were
+        mounted are written for the old session, and are plain files then. Idempotent
+        for the same generation and goal.
+
+        For clients of the tenant, and for the harness of the session that owns it:
+        that one may give it to nobody, to the session's parent, to those that the
+        session has started, and to those that its configuration names.
+
+        * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
+        (`SESSION_NOT_FOUND`).
+        * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`); a newer
+        harness owns the session (`EPOCH_STALE`).
+        * `ALREADY_EXISTS`: the new session has a hand or a server of that name, or
+        the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
+        * `FAILED_PRECONDITION`: the new session has ended or is archived
+        (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+        * `PERMISSION_DENIED`: a harness may not give it to that session
+        (`HAND_OVER_DENIED`).
+        * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
+        * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShareHand(self, request, context):
+        """Lets another session of the tenant use a hand's tools that change nothing
+        (those with `read_only`), or takes that back. Its log says so by
+        `HandAttached` and `HandDetached`. Ends when the hand's owner changes or
+        ends. Idempotent. For whom `Transfer` is.
+
+        * `NOT_FOUND`, `ALREADY_EXISTS`, `FAILED_PRECONDITION`, `INVALID_ARGUMENT`:
+        as for `Transfer`.
+        * `RESOURCE_EXHAUSTED`: too many sessions read it (`FULL`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -442,6 +504,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.Transfer,
                     request_deserializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.TransferRequest.FromString,
                     response_serializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.TransferResponse.SerializeToString,
+            ),
+            'ShareHand': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShareHand,
+                    request_deserializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.ShareHandRequest.FromString,
+                    response_serializer=handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.ShareHandResponse.SerializeToString,
             ),
             'ConnectHand': grpc.unary_stream_rpc_method_handler(
                     servicer.ConnectHand,
@@ -845,6 +912,33 @@ class SandboxService:
             '/handmesh.sandbox.v1.SandboxService/Transfer',
             handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.TransferRequest.SerializeToString,
             handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.TransferResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShareHand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.sandbox.v1.SandboxService/ShareHand',
+            handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.ShareHandRequest.SerializeToString,
+            handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2.ShareHandResponse.FromString,
             options,
             channel_credentials,
             insecure,

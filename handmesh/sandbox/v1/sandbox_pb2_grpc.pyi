@@ -51,6 +51,13 @@ class SandboxServiceStub:
 
     Idempotent by `request_id`: the same id returns the same sandbox.
 
+    A client that names a `hand` and no session makes a standing hand: it is its
+    tenant's, under that name, until it is released. Idempotent by the name.
+
+    With a session and `standing_hand` nothing is made: the hand is attached to
+    the session, or, with `read_only`, shared with it (see `Transfer`,
+    `ShareHand`).
+
     * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
       resource that cannot be put where it should go (`RESOURCE_INVALID`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
@@ -58,7 +65,13 @@ class SandboxServiceStub:
       in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
     * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
-      the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
+      the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`); no such standing hand
+      (`HAND_UNKNOWN`).
+    * `ALREADY_EXISTS`: the standing hand is of another environment
+      (`REQUEST_ID_REUSED`); the session has another hand of that name
+      (`HAND_NAME_TAKEN`).
+    * `FAILED_PRECONDITION`: the standing hand is another session's
+      (`HAND_TAKEN`).
     * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
       asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
     """
@@ -82,6 +95,11 @@ class SandboxServiceStub:
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
     * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
       in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
+    * `FAILED_PRECONDITION`: the hand went to another owner, or is on its way
+      (`HAND_TRANSFERRED`): nothing was started. What the caller's session had
+      started before has its result, and by its id it can be had for ever.
+    * `PERMISSION_DENIED`: the hand is only shared with the caller's session, and
+      the tool may change something (`HAND_READ_ONLY`).
     """
     WatchExecution: _grpc.UnaryStreamMultiCallable[_sandbox_pb2.WatchExecutionRequest, _sandbox_pb2.WatchExecutionResponse]
     """Sends an execution's output from an offset on, as it is written, then its
@@ -105,7 +123,7 @@ class SandboxServiceStub:
     will have. By environment it provisions nothing.
 
     * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-    * `NOT_FOUND`: `SANDBOX_GONE`.
+    * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
     """
     ListSandboxes: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ListSandboxesRequest, _sandbox_pb2.ListSandboxesResponse]
     """Lists the sandboxes that there are, oldest first. A client sees those of its
@@ -149,11 +167,46 @@ class SandboxServiceStub:
     * `UNAVAILABLE`: the session service (`SESSION_UNAVAILABLE`).
     """
     Transfer: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.TransferRequest, _sandbox_pb2.TransferResponse]
-    """Gives a sandbox to another session. A compare-and-set on its generation:
-    after it, calls of the old owner are refused.
+    """Gives a sandbox to another session, or to nobody: then it stands outside of
+    sessions. A compare-and-set on its generation, of the owner record that lies
+    in the hand's own state.
 
-    * `NOT_FOUND`: `SANDBOX_GONE`.
-    * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`).
+    From the first step on the old session's calls are refused
+    (`HAND_TRANSFERRED`). What runs may end by itself, for as long as
+    `settle_timeout` says, and is cancelled then; each has its result. Then
+    `HandTransferred` (or `HandDetached`) is appended to the old session's log,
+    the owner changes, and `HandAttached` is appended to the new one's. What is
+    begun is finished, also when the caller goes away or this service dies: or
+    it is undone as one, before anything is in a log. Memory stores that were
+    mounted are written for the old session, and are plain files then. Idempotent
+    for the same generation and goal.
+
+    For clients of the tenant, and for the harness of the session that owns it:
+    that one may give it to nobody, to the session's parent, to those that the
+    session has started, and to those that its configuration names.
+
+    * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
+      (`SESSION_NOT_FOUND`).
+    * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`); a newer
+      harness owns the session (`EPOCH_STALE`).
+    * `ALREADY_EXISTS`: the new session has a hand or a server of that name, or
+      the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
+    * `FAILED_PRECONDITION`: the new session has ended or is archived
+      (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+    * `PERMISSION_DENIED`: a harness may not give it to that session
+      (`HAND_OVER_DENIED`).
+    * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
+    * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
+    """
+    ShareHand: _grpc.UnaryUnaryMultiCallable[_sandbox_pb2.ShareHandRequest, _sandbox_pb2.ShareHandResponse]
+    """Lets another session of the tenant use a hand's tools that change nothing
+    (those with `read_only`), or takes that back. Its log says so by
+    `HandAttached` and `HandDetached`. Ends when the hand's owner changes or
+    ends. Idempotent. For whom `Transfer` is.
+
+    * `NOT_FOUND`, `ALREADY_EXISTS`, `FAILED_PRECONDITION`, `INVALID_ARGUMENT`:
+      as for `Transfer`.
+    * `RESOURCE_EXHAUSTED`: too many sessions read it (`FULL`).
     """
     ConnectHand: _grpc.UnaryStreamMultiCallable[_sandbox_pb2.ConnectHandRequest, _sandbox_pb2.ConnectHandResponse]
     """Registers a worker of a hand that dials out, and sends it work until the
@@ -230,6 +283,13 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
 
     Idempotent by `request_id`: the same id returns the same sandbox.
 
+    A client that names a `hand` and no session makes a standing hand: it is its
+    tenant's, under that name, until it is released. Idempotent by the name.
+
+    With a session and `standing_hand` nothing is made: the hand is attached to
+    the session, or, with `read_only`, shared with it (see `Transfer`,
+    `ShareHand`).
+
     * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
       resource that cannot be put where it should go (`RESOURCE_INVALID`).
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
@@ -237,7 +297,13 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
       in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
     * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
-      the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
+      the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`); no such standing hand
+      (`HAND_UNKNOWN`).
+    * `ALREADY_EXISTS`: the standing hand is of another environment
+      (`REQUEST_ID_REUSED`); the session has another hand of that name
+      (`HAND_NAME_TAKEN`).
+    * `FAILED_PRECONDITION`: the standing hand is another session's
+      (`HAND_TAKEN`).
     * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
       asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
     """
@@ -261,6 +327,11 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
     * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
       in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
+    * `FAILED_PRECONDITION`: the hand went to another owner, or is on its way
+      (`HAND_TRANSFERRED`): nothing was started. What the caller's session had
+      started before has its result, and by its id it can be had for ever.
+    * `PERMISSION_DENIED`: the hand is only shared with the caller's session, and
+      the tool may change something (`HAND_READ_ONLY`).
     """
     WatchExecution: _aio.UnaryStreamMultiCallable[_sandbox_pb2.WatchExecutionRequest, _sandbox_pb2.WatchExecutionResponse]  # type: ignore[assignment]
     """Sends an execution's output from an offset on, as it is written, then its
@@ -284,7 +355,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     will have. By environment it provisions nothing.
 
     * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-    * `NOT_FOUND`: `SANDBOX_GONE`.
+    * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
     """
     ListSandboxes: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ListSandboxesRequest, _sandbox_pb2.ListSandboxesResponse]  # type: ignore[assignment]
     """Lists the sandboxes that there are, oldest first. A client sees those of its
@@ -328,11 +399,46 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     * `UNAVAILABLE`: the session service (`SESSION_UNAVAILABLE`).
     """
     Transfer: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.TransferRequest, _sandbox_pb2.TransferResponse]  # type: ignore[assignment]
-    """Gives a sandbox to another session. A compare-and-set on its generation:
-    after it, calls of the old owner are refused.
+    """Gives a sandbox to another session, or to nobody: then it stands outside of
+    sessions. A compare-and-set on its generation, of the owner record that lies
+    in the hand's own state.
 
-    * `NOT_FOUND`: `SANDBOX_GONE`.
-    * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`).
+    From the first step on the old session's calls are refused
+    (`HAND_TRANSFERRED`). What runs may end by itself, for as long as
+    `settle_timeout` says, and is cancelled then; each has its result. Then
+    `HandTransferred` (or `HandDetached`) is appended to the old session's log,
+    the owner changes, and `HandAttached` is appended to the new one's. What is
+    begun is finished, also when the caller goes away or this service dies: or
+    it is undone as one, before anything is in a log. Memory stores that were
+    mounted are written for the old session, and are plain files then. Idempotent
+    for the same generation and goal.
+
+    For clients of the tenant, and for the harness of the session that owns it:
+    that one may give it to nobody, to the session's parent, to those that the
+    session has started, and to those that its configuration names.
+
+    * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
+      (`SESSION_NOT_FOUND`).
+    * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`); a newer
+      harness owns the session (`EPOCH_STALE`).
+    * `ALREADY_EXISTS`: the new session has a hand or a server of that name, or
+      the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
+    * `FAILED_PRECONDITION`: the new session has ended or is archived
+      (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+    * `PERMISSION_DENIED`: a harness may not give it to that session
+      (`HAND_OVER_DENIED`).
+    * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
+    * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
+    """
+    ShareHand: _aio.UnaryUnaryMultiCallable[_sandbox_pb2.ShareHandRequest, _sandbox_pb2.ShareHandResponse]  # type: ignore[assignment]
+    """Lets another session of the tenant use a hand's tools that change nothing
+    (those with `read_only`), or takes that back. Its log says so by
+    `HandAttached` and `HandDetached`. Ends when the hand's owner changes or
+    ends. Idempotent. For whom `Transfer` is.
+
+    * `NOT_FOUND`, `ALREADY_EXISTS`, `FAILED_PRECONDITION`, `INVALID_ARGUMENT`:
+      as for `Transfer`.
+    * `RESOURCE_EXHAUSTED`: too many sessions read it (`FULL`).
     """
     ConnectHand: _aio.UnaryStreamMultiCallable[_sandbox_pb2.ConnectHandRequest, _sandbox_pb2.ConnectHandResponse]  # type: ignore[assignment]
     """Registers a worker of a hand that dials out, and sends it work until the
@@ -412,6 +518,13 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Idempotent by `request_id`: the same id returns the same sandbox.
 
+        A client that names a `hand` and no session makes a standing hand: it is its
+        tenant's, under that name, until it is released. Idempotent by the name.
+
+        With a session and `standing_hand` nothing is made: the hand is attached to
+        the session, or, with `read_only`, shared with it (see `Transfer`,
+        `ShareHand`).
+
         * `INVALID_ARGUMENT`: no such environment (`ENVIRONMENT_UNKNOWN`), a
           resource that cannot be put where it should go (`RESOURCE_INVALID`).
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
@@ -419,7 +532,13 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
           in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
         * `RESOURCE_EXHAUSTED`: no room for another sandbox (`FULL`).
         * `NOT_FOUND`: a blob, checkpoint or memory store that is not there, or not
-          the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`).
+          the caller's (`BLOB_NOT_FOUND`, `MEMORY_NOT_FOUND`); no such standing hand
+          (`HAND_UNKNOWN`).
+        * `ALREADY_EXISTS`: the standing hand is of another environment
+          (`REQUEST_ID_REUSED`); the session has another hand of that name
+          (`HAND_NAME_TAKEN`).
+        * `FAILED_PRECONDITION`: the standing hand is another session's
+          (`HAND_TAKEN`).
         * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
           asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
         """
@@ -449,6 +568,11 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         * `ABORTED`: a newer harness owns the session (`EPOCH_STALE`).
         * `UNAUTHENTICATED`: a harness acts in a session's sandbox without its grant
           in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
+        * `FAILED_PRECONDITION`: the hand went to another owner, or is on its way
+          (`HAND_TRANSFERRED`): nothing was started. What the caller's session had
+          started before has its result, and by its id it can be had for ever.
+        * `PERMISSION_DENIED`: the hand is only shared with the caller's session, and
+          the tool may change something (`HAND_READ_ONLY`).
         """
 
     @_abc_1.abstractmethod
@@ -496,7 +620,7 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         will have. By environment it provisions nothing.
 
         * `INVALID_ARGUMENT`: `ENVIRONMENT_UNKNOWN`.
-        * `NOT_FOUND`: `SANDBOX_GONE`.
+        * `NOT_FOUND`: `SANDBOX_GONE`, `HAND_UNKNOWN`.
         """
 
     @_abc_1.abstractmethod
@@ -588,11 +712,52 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_pb2.TransferRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_pb2.TransferResponse, _abc.Awaitable[_sandbox_pb2.TransferResponse]]:
-        """Gives a sandbox to another session. A compare-and-set on its generation:
-        after it, calls of the old owner are refused.
+        """Gives a sandbox to another session, or to nobody: then it stands outside of
+        sessions. A compare-and-set on its generation, of the owner record that lies
+        in the hand's own state.
 
-        * `NOT_FOUND`: `SANDBOX_GONE`.
-        * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`).
+        From the first step on the old session's calls are refused
+        (`HAND_TRANSFERRED`). What runs may end by itself, for as long as
+        `settle_timeout` says, and is cancelled then; each has its result. Then
+        `HandTransferred` (or `HandDetached`) is appended to the old session's log,
+        the owner changes, and `HandAttached` is appended to the new one's. What is
+        begun is finished, also when the caller goes away or this service dies: or
+        it is undone as one, before anything is in a log. Memory stores that were
+        mounted are written for the old session, and are plain files then. Idempotent
+        for the same generation and goal.
+
+        For clients of the tenant, and for the harness of the session that owns it:
+        that one may give it to nobody, to the session's parent, to those that the
+        session has started, and to those that its configuration names.
+
+        * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
+          (`SESSION_NOT_FOUND`).
+        * `ABORTED`: another transfer came first (`GENERATION_CONFLICT`); a newer
+          harness owns the session (`EPOCH_STALE`).
+        * `ALREADY_EXISTS`: the new session has a hand or a server of that name, or
+          the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
+        * `FAILED_PRECONDITION`: the new session has ended or is archived
+          (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+        * `PERMISSION_DENIED`: a harness may not give it to that session
+          (`HAND_OVER_DENIED`).
+        * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
+        * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
+        """
+
+    @_abc_1.abstractmethod
+    def ShareHand(
+        self,
+        request: _sandbox_pb2.ShareHandRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_pb2.ShareHandResponse, _abc.Awaitable[_sandbox_pb2.ShareHandResponse]]:
+        """Lets another session of the tenant use a hand's tools that change nothing
+        (those with `read_only`), or takes that back. Its log says so by
+        `HandAttached` and `HandDetached`. Ends when the hand's owner changes or
+        ends. Idempotent. For whom `Transfer` is.
+
+        * `NOT_FOUND`, `ALREADY_EXISTS`, `FAILED_PRECONDITION`, `INVALID_ARGUMENT`:
+          as for `Transfer`.
+        * `RESOURCE_EXHAUSTED`: too many sessions read it (`FULL`).
         """
 
     @_abc_1.abstractmethod

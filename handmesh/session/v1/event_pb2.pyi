@@ -109,6 +109,7 @@ class Event(message.Message):
     CHILD_STARTED_FIELD_NUMBER: builtins.int
     CHILD_ENDED_FIELD_NUMBER: builtins.int
     SESSION_FORKED_FIELD_NUMBER: builtins.int
+    CHILD_RESTED_FIELD_NUMBER: builtins.int
     CUSTOM_FIELD_NUMBER: builtins.int
     event_id: builtins.str
     """Names the event within its session, and makes `EmitEvent` idempotent.
@@ -118,8 +119,8 @@ class Event(message.Message):
     position: builtins.int
     """1 for the first event of a session, then one more for each. Set by the log."""
     emitter: builtins.str
-    """Who emitted it, as the log knows it: `client`, `harness`, `session` or
-    `vault_proxy`. Set by the log.
+    """Who emitted it, as the log knows it: `client`, `harness`, `session`,
+    `sandbox` or `vault_proxy`. Set by the log.
     """
     epoch: builtins.int
     """The epoch under which a harness emitted it: the position of its
@@ -268,6 +269,10 @@ class Event(message.Message):
         """Another session was made from this one's log."""
 
     @builtins.property
+    def child_rested(self) -> ChildRested:
+        """A session that this one had started came to rest."""
+
+    @builtins.property
     def custom(self) -> Custom:
         """Anything else. Only the emitter and its readers know what it means."""
 
@@ -314,13 +319,14 @@ class Event(message.Message):
         child_started: ChildStarted | None = ...,
         child_ended: ChildEnded | None = ...,
         session_forked: SessionForked | None = ...,
+        child_rested: ChildRested | None = ...,
         custom: Custom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_rested", b"child_rested", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_rested", b"child_rested", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "tools_changed", "door_refused", "child_started", "child_ended", "session_forked", "custom"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "tools_changed", "door_refused", "child_started", "child_ended", "session_forked", "child_rested", "custom"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -378,7 +384,9 @@ class MessageReceived(message.Message):
 
 @typing.final
 class InterruptRequested(message.Message):
-    """Someone asked the agent to stop its turn."""
+    """Someone asked the agent to stop its turn. The session service asks the same of
+    the sessions that this one has started.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1019,7 +1027,8 @@ class ContextCompacted(message.Message):
 @typing.final
 class ConfigChanged(message.Message):
     """The session's configuration changed. It holds from the next turn on; its
-    budgets hold at once.
+    budgets hold at once. Another harness type takes over at once, too, while the
+    open turn has no answer yet.
     """
 
     DESCRIPTOR: descriptor.Descriptor
@@ -1265,7 +1274,7 @@ class HandTransferred(message.Message):
     sandbox_id: builtins.str
     """The sandbox."""
     to_session_id: builtins.str
-    """The session that gets it."""
+    """The session that gets it. A hand that gets none is detached instead."""
     generation: builtins.int
     """The generation that it leaves."""
     def __init__(
@@ -1407,7 +1416,7 @@ class DoorRefused(message.Message):
 
 @typing.final
 class ChildStarted(message.Message):
-    """The session started another one."""
+    """The session started another one. In the log before the other one is there."""
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1431,7 +1440,9 @@ class ChildStarted(message.Message):
 
 @typing.final
 class ChildEnded(message.Message):
-    """A session that this one had started ended."""
+    """A session that this one had started ended, or never came to be. A session that
+    ends first is told of no child any more: they end with it.
+    """
 
     DESCRIPTOR: descriptor.Descriptor
 
@@ -1450,6 +1461,39 @@ class ChildEnded(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["child_session_id", b"child_session_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ChildRested(message.Message):
+    """A session that this one had started came to rest: its turn ended, or it waits
+    for a person or a client, or for a higher budget. It may be missing after a
+    crash: what the other session does, its own log says.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CHILD_SESSION_ID_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    POSITION_FIELD_NUMBER: builtins.int
+    child_session_id: builtins.str
+    """The other one."""
+    kind: builtins.str
+    """With what kind of event: `turn_ended`, `budget_reached`,
+    `tool_confirmation_requested` or `custom_tool_requested`.
+    """
+    position: builtins.int
+    """Where that event is in the other one's log."""
+    def __init__(
+        self,
+        *,
+        child_session_id: builtins.str = ...,
+        kind: builtins.str = ...,
+        position: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["child_session_id", b"child_session_id", "kind", b"kind", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,6 +61,7 @@ class Memory(message.Message):
     SIZE_FIELD_NUMBER: builtins.int
     WRITE_TIME_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     path: builtins.str
     """Its path: relative, without `.`, `..`, empty parts, backslashes or control
     characters, in Unicode's normal form C, at most 512 bytes.
@@ -73,6 +74,8 @@ class Memory(message.Message):
     """Its size in bytes."""
     session_id: builtins.str
     """The session that wrote it, if one did."""
+    request_id: builtins.str
+    """The request that wrote it, if it had an id."""
     @builtins.property
     def write_time(self) -> timestamp_pb2.Timestamp:
         """When this version was written."""
@@ -86,10 +89,11 @@ class Memory(message.Message):
         size: builtins.int = ...,
         write_time: timestamp_pb2.Timestamp | None = ...,
         session_id: builtins.str = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["write_time", b"write_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["path", b"path", "session_id", b"session_id", "sha256", b"sha256", "size", b"size", "version", b"version", "write_time", b"write_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["path", b"path", "request_id", b"request_id", "session_id", b"session_id", "sha256", b"sha256", "size", b"size", "version", b"version", "write_time", b"write_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -234,6 +238,7 @@ class WriteMemoryRequest(message.Message):
     PATH_FIELD_NUMBER: builtins.int
     CONTENT_FIELD_NUMBER: builtins.int
     EXPECTED_SHA256_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     memory_store_id: builtins.str
     """The store."""
     path: builtins.str
@@ -244,6 +249,10 @@ class WriteMemoryRequest(message.Message):
     """Writes only if this is the SHA-256 of its content now, in hex; empty means
     only if there is no such file. Unset means in any case.
     """
+    request_id: builtins.str
+    """Makes the call idempotent, within a session or for clients. Empty means a
+    new version for every call.
+    """
     def __init__(
         self,
         *,
@@ -251,10 +260,11 @@ class WriteMemoryRequest(message.Message):
         path: builtins.str = ...,
         content: builtins.bytes = ...,
         expected_sha256: builtins.str | None = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256", "expected_sha256", b"expected_sha256"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256", "content", b"content", "expected_sha256", b"expected_sha256", "memory_store_id", b"memory_store_id", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256", "content", b"content", "expected_sha256", b"expected_sha256", "memory_store_id", b"memory_store_id", "path", b"path", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_sha256: _TypeAlias = typing.Literal["expected_sha256"]  # noqa: Y015
     _WhichOneofArgType__expected_sha256: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256"]  # noqa: Y015
@@ -269,7 +279,7 @@ class WriteMemoryResponse(message.Message):
     MEMORY_FIELD_NUMBER: builtins.int
     @builtins.property
     def memory(self) -> Memory:
-        """The file."""
+        """The version that the request made."""
 
     def __init__(
         self,
@@ -437,6 +447,7 @@ class DeleteMemoryRequest(message.Message):
     MEMORY_STORE_ID_FIELD_NUMBER: builtins.int
     PATH_FIELD_NUMBER: builtins.int
     EXPECTED_SHA256_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
     memory_store_id: builtins.str
     """The store."""
     path: builtins.str
@@ -445,16 +456,19 @@ class DeleteMemoryRequest(message.Message):
     """Deletes only if this is the SHA-256 of its content now, in hex. Unset
     means in any case.
     """
+    request_id: builtins.str
+    """Makes the call idempotent: see `WriteMemoryRequest.request_id`."""
     def __init__(
         self,
         *,
         memory_store_id: builtins.str = ...,
         path: builtins.str = ...,
         expected_sha256: builtins.str | None = ...,
+        request_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256", "expected_sha256", b"expected_sha256"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256", "expected_sha256", b"expected_sha256", "memory_store_id", b"memory_store_id", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256", "expected_sha256", b"expected_sha256", "memory_store_id", b"memory_store_id", "path", b"path", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_sha256: _TypeAlias = typing.Literal["expected_sha256"]  # noqa: Y015
     _WhichOneofArgType__expected_sha256: _TypeAlias = typing.Literal["_expected_sha256", b"_expected_sha256"]  # noqa: Y015
@@ -472,5 +486,51 @@ class DeleteMemoryResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FindMemoryRequest(message.Message):
+    """Request for `FindMemory`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MEMORY_STORE_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    memory_store_id: builtins.str
+    """The store."""
+    request_id: builtins.str
+    """The request."""
+    def __init__(
+        self,
+        *,
+        memory_store_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["memory_store_id", b"memory_store_id", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class FindMemoryResponse(message.Message):
+    """Response for `FindMemory`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    MEMORY_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def memory(self) -> Memory:
+        """The version."""
+
+    def __init__(
+        self,
+        *,
+        memory: Memory | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["memory", b"memory"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["memory", b"memory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...

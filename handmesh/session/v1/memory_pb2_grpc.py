@@ -28,11 +28,13 @@ if _version_not_supported:
 class MemoryServiceStub:
     """Keeps memory stores: files that outlive sessions, with their history. Served
     by the session service, on the same store as blobs. A harness that shows its
-    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
-    session's tenant, and what it writes is marked with the session.
+    session's grant in the metadata `x-handmesh-grant` reaches the stores that the
+    session's configuration names, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
     (`MEMORY_NOT_FOUND`).
+    * `PERMISSION_DENIED`: the session may only read the store
+    (`MEMORY_READ_ONLY`).
     """
 
     def __init__(self, channel):
@@ -81,16 +83,23 @@ class MemoryServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_memory__pb2.DeleteMemoryRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_memory__pb2.DeleteMemoryResponse.FromString,
                 _registered_method=True)
+        self.FindMemory = channel.unary_unary(
+                '/handmesh.session.v1.MemoryService/FindMemory',
+                request_serializer=handmesh_dot_session_dot_v1_dot_memory__pb2.FindMemoryRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_memory__pb2.FindMemoryResponse.FromString,
+                _registered_method=True)
 
 
 class MemoryServiceServicer:
     """Keeps memory stores: files that outlive sessions, with their history. Served
     by the session service, on the same store as blobs. A harness that shows its
-    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
-    session's tenant, and what it writes is marked with the session.
+    session's grant in the metadata `x-handmesh-grant` reaches the stores that the
+    session's configuration names, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
     (`MEMORY_NOT_FOUND`).
+    * `PERMISSION_DENIED`: the session may only read the store
+    (`MEMORY_READ_ONLY`).
     """
 
     def CreateMemoryStore(self, request, context):
@@ -115,7 +124,8 @@ class MemoryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WriteMemory(self, request, context):
-        """Writes a file, as its next version.
+        """Writes a file, as its next version. Idempotent by `request_id`, however late
+        the request comes again: it is answered with the version that it made.
 
         * `ABORTED`: its content is not what the caller expects
         (`MEMORY_CONFLICT`, metadata `sha256`).
@@ -151,9 +161,18 @@ class MemoryServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteMemory(self, request, context):
-        """Deletes a file. Its versions stay. Idempotent.
+        """Deletes a file. Its versions stay. Idempotent, and by `request_id` also when
+        the file was written again since.
 
         * `ABORTED`: `MEMORY_CONFLICT`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindMemory(self, request, context):
+        """Says which version a request of the caller's session, or of a client, has
+        made. `NOT_FOUND` when it has made none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,6 +221,11 @@ def add_MemoryServiceServicer_to_server(servicer, server):
                     request_deserializer=handmesh_dot_session_dot_v1_dot_memory__pb2.DeleteMemoryRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_memory__pb2.DeleteMemoryResponse.SerializeToString,
             ),
+            'FindMemory': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindMemory,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_memory__pb2.FindMemoryRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_memory__pb2.FindMemoryResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'handmesh.session.v1.MemoryService', rpc_method_handlers)
@@ -213,11 +237,13 @@ def add_MemoryServiceServicer_to_server(servicer, server):
 class MemoryService:
     """Keeps memory stores: files that outlive sessions, with their history. Served
     by the session service, on the same store as blobs. A harness that shows its
-    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
-    session's tenant, and what it writes is marked with the session.
+    session's grant in the metadata `x-handmesh-grant` reaches the stores that the
+    session's configuration names, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
     (`MEMORY_NOT_FOUND`).
+    * `PERMISSION_DENIED`: the session may only read the store
+    (`MEMORY_READ_ONLY`).
     """
 
     @staticmethod
@@ -426,6 +452,33 @@ class MemoryService:
             '/handmesh.session.v1.MemoryService/DeleteMemory',
             handmesh_dot_session_dot_v1_dot_memory__pb2.DeleteMemoryRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_memory__pb2.DeleteMemoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindMemory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.MemoryService/FindMemory',
+            handmesh_dot_session_dot_v1_dot_memory__pb2.FindMemoryRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_memory__pb2.FindMemoryResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,11 +29,13 @@ GRPC_VERSION: str
 class MemoryServiceStub:
     """Keeps memory stores: files that outlive sessions, with their history. Served
     by the session service, on the same store as blobs. A harness that shows its
-    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
-    session's tenant, and what it writes is marked with the session.
+    session's grant in the metadata `x-handmesh-grant` reaches the stores that the
+    session's configuration names, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
       (`MEMORY_NOT_FOUND`).
+    * `PERMISSION_DENIED`: the session may only read the store
+      (`MEMORY_READ_ONLY`).
     """
 
     @_typing.overload
@@ -47,7 +49,8 @@ class MemoryServiceStub:
     DeleteMemoryStore: _grpc.UnaryUnaryMultiCallable[_memory_pb2.DeleteMemoryStoreRequest, _memory_pb2.DeleteMemoryStoreResponse]
     """Deletes a store and its files. Idempotent."""
     WriteMemory: _grpc.UnaryUnaryMultiCallable[_memory_pb2.WriteMemoryRequest, _memory_pb2.WriteMemoryResponse]
-    """Writes a file, as its next version.
+    """Writes a file, as its next version. Idempotent by `request_id`, however late
+    the request comes again: it is answered with the version that it made.
 
     * `ABORTED`: its content is not what the caller expects
       (`MEMORY_CONFLICT`, metadata `sha256`).
@@ -64,20 +67,27 @@ class MemoryServiceStub:
     ListMemoryVersions: _grpc.UnaryUnaryMultiCallable[_memory_pb2.ListMemoryVersionsRequest, _memory_pb2.ListMemoryVersionsResponse]
     """Lists the versions of a file, newest first."""
     DeleteMemory: _grpc.UnaryUnaryMultiCallable[_memory_pb2.DeleteMemoryRequest, _memory_pb2.DeleteMemoryResponse]
-    """Deletes a file. Its versions stay. Idempotent.
+    """Deletes a file. Its versions stay. Idempotent, and by `request_id` also when
+    the file was written again since.
 
     * `ABORTED`: `MEMORY_CONFLICT`.
+    """
+    FindMemory: _grpc.UnaryUnaryMultiCallable[_memory_pb2.FindMemoryRequest, _memory_pb2.FindMemoryResponse]
+    """Says which version a request of the caller's session, or of a client, has
+    made. `NOT_FOUND` when it has made none.
     """
 
 @_typing.type_check_only
 class MemoryServiceAsyncStub(MemoryServiceStub):
     """Keeps memory stores: files that outlive sessions, with their history. Served
     by the session service, on the same store as blobs. A harness that shows its
-    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
-    session's tenant, and what it writes is marked with the session.
+    session's grant in the metadata `x-handmesh-grant` reaches the stores that the
+    session's configuration names, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
       (`MEMORY_NOT_FOUND`).
+    * `PERMISSION_DENIED`: the session may only read the store
+      (`MEMORY_READ_ONLY`).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -88,7 +98,8 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     DeleteMemoryStore: _aio.UnaryUnaryMultiCallable[_memory_pb2.DeleteMemoryStoreRequest, _memory_pb2.DeleteMemoryStoreResponse]  # type: ignore[assignment]
     """Deletes a store and its files. Idempotent."""
     WriteMemory: _aio.UnaryUnaryMultiCallable[_memory_pb2.WriteMemoryRequest, _memory_pb2.WriteMemoryResponse]  # type: ignore[assignment]
-    """Writes a file, as its next version.
+    """Writes a file, as its next version. Idempotent by `request_id`, however late
+    the request comes again: it is answered with the version that it made.
 
     * `ABORTED`: its content is not what the caller expects
       (`MEMORY_CONFLICT`, metadata `sha256`).
@@ -105,19 +116,26 @@ class MemoryServiceAsyncStub(MemoryServiceStub):
     ListMemoryVersions: _aio.UnaryUnaryMultiCallable[_memory_pb2.ListMemoryVersionsRequest, _memory_pb2.ListMemoryVersionsResponse]  # type: ignore[assignment]
     """Lists the versions of a file, newest first."""
     DeleteMemory: _aio.UnaryUnaryMultiCallable[_memory_pb2.DeleteMemoryRequest, _memory_pb2.DeleteMemoryResponse]  # type: ignore[assignment]
-    """Deletes a file. Its versions stay. Idempotent.
+    """Deletes a file. Its versions stay. Idempotent, and by `request_id` also when
+    the file was written again since.
 
     * `ABORTED`: `MEMORY_CONFLICT`.
+    """
+    FindMemory: _aio.UnaryUnaryMultiCallable[_memory_pb2.FindMemoryRequest, _memory_pb2.FindMemoryResponse]  # type: ignore[assignment]
+    """Says which version a request of the caller's session, or of a client, has
+    made. `NOT_FOUND` when it has made none.
     """
 
 class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps memory stores: files that outlive sessions, with their history. Served
     by the session service, on the same store as blobs. A harness that shows its
-    session's grant in the metadata `x-handmesh-grant` reaches the stores of that
-    session's tenant, and what it writes is marked with the session.
+    session's grant in the metadata `x-handmesh-grant` reaches the stores that the
+    session's configuration names, and what it writes is marked with the session.
 
     * `NOT_FOUND`: no such store or file, or not the caller's
       (`MEMORY_NOT_FOUND`).
+    * `PERMISSION_DENIED`: the session may only read the store
+      (`MEMORY_READ_ONLY`).
     """
 
     @_abc_1.abstractmethod
@@ -150,7 +168,8 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.WriteMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.WriteMemoryResponse, _abc.Awaitable[_memory_pb2.WriteMemoryResponse]]:
-        """Writes a file, as its next version.
+        """Writes a file, as its next version. Idempotent by `request_id`, however late
+        the request comes again: it is answered with the version that it made.
 
         * `ABORTED`: its content is not what the caller expects
           (`MEMORY_CONFLICT`, metadata `sha256`).
@@ -191,9 +210,20 @@ class MemoryServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _memory_pb2.DeleteMemoryRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_memory_pb2.DeleteMemoryResponse, _abc.Awaitable[_memory_pb2.DeleteMemoryResponse]]:
-        """Deletes a file. Its versions stay. Idempotent.
+        """Deletes a file. Its versions stay. Idempotent, and by `request_id` also when
+        the file was written again since.
 
         * `ABORTED`: `MEMORY_CONFLICT`.
+        """
+
+    @_abc_1.abstractmethod
+    def FindMemory(
+        self,
+        request: _memory_pb2.FindMemoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_memory_pb2.FindMemoryResponse, _abc.Awaitable[_memory_pb2.FindMemoryResponse]]:
+        """Says which version a request of the caller's session, or of a client, has
+        made. `NOT_FOUND` when it has made none.
         """
 
 def add_MemoryServiceServicer_to_server(servicer: MemoryServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -188,7 +188,8 @@ class CreateSessionRequest(message.Message):
     INITIAL_EVENTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Makes the call idempotent: `^[A-Za-z0-9_.:/-]{1,128}$`. Empty means a new
-    session for every call.
+    session for every call. A harness has to say it: the tool call's id, for
+    which the session that was asked for first counts.
     """
     @builtins.property
     def config(self) -> config_pb2.SessionConfig:
@@ -197,7 +198,7 @@ class CreateSessionRequest(message.Message):
     @builtins.property
     def initial_events(self) -> containers.RepeatedCompositeFieldContainer[event_pb2.Event]:
         """Events to append right after `SessionStarted`: at most 15, of the kinds
-        that a client may emit.
+        that a client may emit. A harness's are messages only, from the parent.
         """
 
     def __init__(
@@ -899,6 +900,64 @@ class EmitEventsResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class SendMessageRequest(message.Message):
+    """Request for `SendMessage`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    EVENT_ID_FIELD_NUMBER: builtins.int
+    CONTENT_JSON_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    """The session to write to."""
+    event_id: builtins.str
+    """Makes the call idempotent, among the messages of the session that writes."""
+    content_json: builtins.str
+    """JSON: the array of content blocks (see `MessageReceived`)."""
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        event_id: builtins.str = ...,
+        content_json: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["content_json", b"content_json", "event_id", b"event_id", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class SendMessageResponse(message.Message):
+    """Response for `SendMessage`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: builtins.int
+    EMIT_TIME_FIELD_NUMBER: builtins.int
+    DUPLICATE_FIELD_NUMBER: builtins.int
+    position: builtins.int
+    """Where the message is in the other session's log."""
+    duplicate: builtins.bool
+    """Whether it was in the log already."""
+    @builtins.property
+    def emit_time(self) -> timestamp_pb2.Timestamp:
+        """When the log took it."""
+
+    def __init__(
+        self,
+        *,
+        position: builtins.int = ...,
+        emit_time: timestamp_pb2.Timestamp | None = ...,
+        duplicate: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["emit_time", b"emit_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["duplicate", b"duplicate", "emit_time", b"emit_time", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class GetEventsRequest(message.Message):
     """Request for `GetEvents`. Without anything but the session it returns the
     first page of the log.
@@ -1369,6 +1428,73 @@ class OfferWorkResponse(message.Message):
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = typing.Literal["harness", b"harness", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListServedTypesRequest(message.Message):
+    """Request for `ListServedTypes`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListServedTypesResponse(message.Message):
+    """Response for `ListServedTypes`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TYPES_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def types(self) -> containers.RepeatedCompositeFieldContainer[ServedType]:
+        """The types, by name."""
+
+    def __init__(
+        self,
+        *,
+        types: abc.Iterable[ServedType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["types", b"types"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ServedType(message.Message):
+    """A harness type that somebody serves."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    HARNESSES_FIELD_NUMBER: builtins.int
+    ROOM_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """What `SessionConfig.harness` calls it."""
+    harnesses: builtins.int
+    """How many harness processes take sessions of it."""
+    room: builtins.int
+    """How many more sessions they take at this moment; one that comes when there
+    is no room waits for it.
+    """
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        harnesses: builtins.int = ...,
+        room: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["harnesses", b"harnesses", "name", b"name", "room", b"room"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

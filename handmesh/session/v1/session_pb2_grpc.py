@@ -107,6 +107,11 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsResponse.FromString,
                 _registered_method=True)
+        self.SendMessage = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/SendMessage',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageResponse.FromString,
+                _registered_method=True)
         self.GetEvents = channel.unary_unary(
                 '/handmesh.session.v1.SessionService/GetEvents',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.GetEventsRequest.SerializeToString,
@@ -136,6 +141,11 @@ class SessionServiceStub:
                 '/handmesh.session.v1.SessionService/OfferWork',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
+                _registered_method=True)
+        self.ListServedTypes = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/ListServedTypes',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesResponse.FromString,
                 _registered_method=True)
         self.CheckGrant = channel.unary_unary(
                 '/handmesh.session.v1.SessionService/CheckGrant',
@@ -219,9 +229,21 @@ class SessionServiceServicer:
         """Starts a session: appends `SessionStarted` and the first events in one
         step. Idempotent by `request_id`.
 
+        A harness starts a child of the session whose grant it shows in the metadata
+        `x-handmesh-grant`, for the tool call that `request_id` names: the server
+        sets tenant and parent, and appends `ChildStarted` to the parent's log
+        first. What the child may is at most what its parent may: hands, servers,
+        vaults, memory stores, client's tools and mesh tools are a subset of the
+        parent's, and the parent's policies come before its own. Budgets that are
+        not asked for are filled in.
+
         * `INVALID_ARGUMENT`: the configuration is wrong (`CONFIG_INVALID`).
         * `PERMISSION_DENIED`: an event that the caller may not emit
-        (`EMITTER_DENIED`).
+        (`EMITTER_DENIED`), or a child that would have more than its parent
+        (`CHILD_DENIED`, metadata `field`).
+        * `UNAUTHENTICATED`: a harness without a session's grant (`GRANT_INVALID`).
+        * `FAILED_PRECONDITION`: the parent may start no more, or not this deep, or
+        not with such budgets (`CHILD_LIMIT`, metadata `limit`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,7 +267,8 @@ class SessionServiceServicer:
 
     def UpdateSession(self, request, context):
         """Changes a session's configuration: appends `ConfigChanged`, which holds
-        from the next turn on.
+        from the next turn on. A session is moved to another harness type in this
+        way: that type's harnesses read the same log.
 
         * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
         * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
@@ -255,8 +278,11 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def EndSession(self, request, context):
-        """Ends a session for good: appends `SessionEnded` and revokes its grants.
-        Idempotent.
+        """Ends a session for good: appends `SessionEnded` and revokes its grants. The
+        sessions that it started end with it. Idempotent.
+
+        A harness ends children of the session whose grant it shows in the metadata
+        `x-handmesh-grant`, and no other (`SESSION_NOT_FOUND`, `GRANT_INVALID`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -264,7 +290,8 @@ class SessionServiceServicer:
 
     def ArchiveSession(self, request, context):
         """Makes a session read-only, or writable again: appends `SessionArchived`
-        and revokes its grants, or `SessionRestored`. Idempotent.
+        and revokes its grants, or `SessionRestored`. The sessions that it started
+        end when it is archived. Idempotent.
 
         * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
         """
@@ -275,7 +302,7 @@ class SessionServiceServicer:
     def DeleteSession(self, request, context):
         """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
         events and blobs are purged soon after. A tombstone stays, so that its id
-        is never used again. Idempotent.
+        is never used again. The sessions that it started end. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -362,6 +389,23 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendMessage(self, request, context):
+        """Writes to another session, for the session whose grant the harness shows in
+        the metadata `x-handmesh-grant`: to one that it started, or to the one that
+        started it. Appends `MessageReceived` with `from_session_id`. Idempotent by
+        `event_id`.
+
+        * `UNAUTHENTICATED`: `GRANT_INVALID`.
+        * `NOT_FOUND`: any other session (`SESSION_NOT_FOUND`).
+        * `INVALID_ARGUMENT`: the content is over 256 KiB (`EVENT_TOO_LARGE`), or no
+        content (`EVENT_INVALID`).
+        * `FAILED_PRECONDITION`: the other one has ended or is archived
+        (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetEvents(self, request, context):
         """getEvents(session_id, slice). Returns a slice of the log.
 
@@ -418,6 +462,14 @@ class SessionServiceServicer:
     def OfferWork(self, request, context):
         """Offers a session to the harnesses now, if it needs one and none has it.
         What `HarnessService.Wake` does. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListServedTypes(self, request, context):
+        """Lists the harness types that harnesses take sessions of at this moment. A
+        session of any other type waits until such a harness comes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -606,6 +658,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.EmitEventsResponse.SerializeToString,
             ),
+            'SendMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendMessage,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageResponse.SerializeToString,
+            ),
             'GetEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.GetEvents,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.GetEventsRequest.FromString,
@@ -635,6 +692,11 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.OfferWork,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.SerializeToString,
+            ),
+            'ListServedTypes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListServedTypes,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesResponse.SerializeToString,
             ),
             'CheckGrant': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckGrant,
@@ -1045,6 +1107,33 @@ class SessionService:
             _registered_method=True)
 
     @staticmethod
+    def SendMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/SendMessage',
+            handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.SendMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def GetEvents(request,
             target,
             options=(),
@@ -1196,6 +1285,33 @@ class SessionService:
             '/handmesh.session.v1.SessionService/OfferWork',
             handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.OfferWorkResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListServedTypes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/ListServedTypes',
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListServedTypesResponse.FromString,
             options,
             channel_credentials,
             insecure,

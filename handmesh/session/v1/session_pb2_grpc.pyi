@@ -50,9 +50,21 @@ class SessionServiceStub:
     """Starts a session: appends `SessionStarted` and the first events in one
     step. Idempotent by `request_id`.
 
+    A harness starts a child of the session whose grant it shows in the metadata
+    `x-handmesh-grant`, for the tool call that `request_id` names: the server
+    sets tenant and parent, and appends `ChildStarted` to the parent's log
+    first. What the child may is at most what its parent may: hands, servers,
+    vaults, memory stores, client's tools and mesh tools are a subset of the
+    parent's, and the parent's policies come before its own. Budgets that are
+    not asked for are filled in.
+
     * `INVALID_ARGUMENT`: the configuration is wrong (`CONFIG_INVALID`).
     * `PERMISSION_DENIED`: an event that the caller may not emit
-      (`EMITTER_DENIED`).
+      (`EMITTER_DENIED`), or a child that would have more than its parent
+      (`CHILD_DENIED`, metadata `field`).
+    * `UNAUTHENTICATED`: a harness without a session's grant (`GRANT_INVALID`).
+    * `FAILED_PRECONDITION`: the parent may start no more, or not this deep, or
+      not with such budgets (`CHILD_LIMIT`, metadata `limit`).
     """
     GetSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.GetSessionRequest, _session_pb2.GetSessionResponse]
     """getSession(id). Returns what the log says of the session as a whole."""
@@ -63,25 +75,30 @@ class SessionServiceStub:
     """
     UpdateSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.UpdateSessionResponse]
     """Changes a session's configuration: appends `ConfigChanged`, which holds
-    from the next turn on.
+    from the next turn on. A session is moved to another harness type in this
+    way: that type's harnesses read the same log.
 
     * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
     * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
     """
     EndSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.EndSessionRequest, _session_pb2.EndSessionResponse]
-    """Ends a session for good: appends `SessionEnded` and revokes its grants.
-    Idempotent.
+    """Ends a session for good: appends `SessionEnded` and revokes its grants. The
+    sessions that it started end with it. Idempotent.
+
+    A harness ends children of the session whose grant it shows in the metadata
+    `x-handmesh-grant`, and no other (`SESSION_NOT_FOUND`, `GRANT_INVALID`).
     """
     ArchiveSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.ArchiveSessionRequest, _session_pb2.ArchiveSessionResponse]
     """Makes a session read-only, or writable again: appends `SessionArchived`
-    and revokes its grants, or `SessionRestored`. Idempotent.
+    and revokes its grants, or `SessionRestored`. The sessions that it started
+    end when it is archived. Idempotent.
 
     * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
     """
     DeleteSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]
     """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
     events and blobs are purged soon after. A tombstone stays, so that its id
-    is never used again. Idempotent.
+    is never used again. The sessions that it started end. Idempotent.
     """
     ForkSession: _grpc.UnaryUnaryMultiCallable[_session_pb2.ForkSessionRequest, _session_pb2.ForkSessionResponse]
     """Makes a new session whose log begins with another one's, up to a position.
@@ -143,6 +160,19 @@ class SessionServiceStub:
     """Appends up to 16 events and 1 MiB in one step: all of them or none. Errors
     as for `EmitEvent`; idempotent by the first event's id.
     """
+    SendMessage: _grpc.UnaryUnaryMultiCallable[_session_pb2.SendMessageRequest, _session_pb2.SendMessageResponse]
+    """Writes to another session, for the session whose grant the harness shows in
+    the metadata `x-handmesh-grant`: to one that it started, or to the one that
+    started it. Appends `MessageReceived` with `from_session_id`. Idempotent by
+    `event_id`.
+
+    * `UNAUTHENTICATED`: `GRANT_INVALID`.
+    * `NOT_FOUND`: any other session (`SESSION_NOT_FOUND`).
+    * `INVALID_ARGUMENT`: the content is over 256 KiB (`EVENT_TOO_LARGE`), or no
+      content (`EVENT_INVALID`).
+    * `FAILED_PRECONDITION`: the other one has ended or is archived
+      (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+    """
     GetEvents: _grpc.UnaryUnaryMultiCallable[_session_pb2.GetEventsRequest, _session_pb2.GetEventsResponse]
     """getEvents(session_id, slice). Returns a slice of the log.
 
@@ -179,6 +209,10 @@ class SessionServiceStub:
     OfferWork: _grpc.UnaryUnaryMultiCallable[_session_pb2.OfferWorkRequest, _session_pb2.OfferWorkResponse]
     """Offers a session to the harnesses now, if it needs one and none has it.
     What `HarnessService.Wake` does. Idempotent.
+    """
+    ListServedTypes: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListServedTypesRequest, _session_pb2.ListServedTypesResponse]
+    """Lists the harness types that harnesses take sessions of at this moment. A
+    session of any other type waits until such a harness comes.
     """
     CheckGrant: _grpc.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]
     """Says whose a grant is. For the sandbox and the vault proxy.
@@ -274,9 +308,21 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Starts a session: appends `SessionStarted` and the first events in one
     step. Idempotent by `request_id`.
 
+    A harness starts a child of the session whose grant it shows in the metadata
+    `x-handmesh-grant`, for the tool call that `request_id` names: the server
+    sets tenant and parent, and appends `ChildStarted` to the parent's log
+    first. What the child may is at most what its parent may: hands, servers,
+    vaults, memory stores, client's tools and mesh tools are a subset of the
+    parent's, and the parent's policies come before its own. Budgets that are
+    not asked for are filled in.
+
     * `INVALID_ARGUMENT`: the configuration is wrong (`CONFIG_INVALID`).
     * `PERMISSION_DENIED`: an event that the caller may not emit
-      (`EMITTER_DENIED`).
+      (`EMITTER_DENIED`), or a child that would have more than its parent
+      (`CHILD_DENIED`, metadata `field`).
+    * `UNAUTHENTICATED`: a harness without a session's grant (`GRANT_INVALID`).
+    * `FAILED_PRECONDITION`: the parent may start no more, or not this deep, or
+      not with such budgets (`CHILD_LIMIT`, metadata `limit`).
     """
     GetSession: _aio.UnaryUnaryMultiCallable[_session_pb2.GetSessionRequest, _session_pb2.GetSessionResponse]  # type: ignore[assignment]
     """getSession(id). Returns what the log says of the session as a whole."""
@@ -287,25 +333,30 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """
     UpdateSession: _aio.UnaryUnaryMultiCallable[_session_pb2.UpdateSessionRequest, _session_pb2.UpdateSessionResponse]  # type: ignore[assignment]
     """Changes a session's configuration: appends `ConfigChanged`, which holds
-    from the next turn on.
+    from the next turn on. A session is moved to another harness type in this
+    way: that type's harnesses read the same log.
 
     * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
     * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
     """
     EndSession: _aio.UnaryUnaryMultiCallable[_session_pb2.EndSessionRequest, _session_pb2.EndSessionResponse]  # type: ignore[assignment]
-    """Ends a session for good: appends `SessionEnded` and revokes its grants.
-    Idempotent.
+    """Ends a session for good: appends `SessionEnded` and revokes its grants. The
+    sessions that it started end with it. Idempotent.
+
+    A harness ends children of the session whose grant it shows in the metadata
+    `x-handmesh-grant`, and no other (`SESSION_NOT_FOUND`, `GRANT_INVALID`).
     """
     ArchiveSession: _aio.UnaryUnaryMultiCallable[_session_pb2.ArchiveSessionRequest, _session_pb2.ArchiveSessionResponse]  # type: ignore[assignment]
     """Makes a session read-only, or writable again: appends `SessionArchived`
-    and revokes its grants, or `SessionRestored`. Idempotent.
+    and revokes its grants, or `SessionRestored`. The sessions that it started
+    end when it is archived. Idempotent.
 
     * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
     """
     DeleteSession: _aio.UnaryUnaryMultiCallable[_session_pb2.DeleteSessionRequest, _session_pb2.DeleteSessionResponse]  # type: ignore[assignment]
     """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
     events and blobs are purged soon after. A tombstone stays, so that its id
-    is never used again. Idempotent.
+    is never used again. The sessions that it started end. Idempotent.
     """
     ForkSession: _aio.UnaryUnaryMultiCallable[_session_pb2.ForkSessionRequest, _session_pb2.ForkSessionResponse]  # type: ignore[assignment]
     """Makes a new session whose log begins with another one's, up to a position.
@@ -367,6 +418,19 @@ class SessionServiceAsyncStub(SessionServiceStub):
     """Appends up to 16 events and 1 MiB in one step: all of them or none. Errors
     as for `EmitEvent`; idempotent by the first event's id.
     """
+    SendMessage: _aio.UnaryUnaryMultiCallable[_session_pb2.SendMessageRequest, _session_pb2.SendMessageResponse]  # type: ignore[assignment]
+    """Writes to another session, for the session whose grant the harness shows in
+    the metadata `x-handmesh-grant`: to one that it started, or to the one that
+    started it. Appends `MessageReceived` with `from_session_id`. Idempotent by
+    `event_id`.
+
+    * `UNAUTHENTICATED`: `GRANT_INVALID`.
+    * `NOT_FOUND`: any other session (`SESSION_NOT_FOUND`).
+    * `INVALID_ARGUMENT`: the content is over 256 KiB (`EVENT_TOO_LARGE`), or no
+      content (`EVENT_INVALID`).
+    * `FAILED_PRECONDITION`: the other one has ended or is archived
+      (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+    """
     GetEvents: _aio.UnaryUnaryMultiCallable[_session_pb2.GetEventsRequest, _session_pb2.GetEventsResponse]  # type: ignore[assignment]
     """getEvents(session_id, slice). Returns a slice of the log.
 
@@ -403,6 +467,10 @@ class SessionServiceAsyncStub(SessionServiceStub):
     OfferWork: _aio.UnaryUnaryMultiCallable[_session_pb2.OfferWorkRequest, _session_pb2.OfferWorkResponse]  # type: ignore[assignment]
     """Offers a session to the harnesses now, if it needs one and none has it.
     What `HarnessService.Wake` does. Idempotent.
+    """
+    ListServedTypes: _aio.UnaryUnaryMultiCallable[_session_pb2.ListServedTypesRequest, _session_pb2.ListServedTypesResponse]  # type: ignore[assignment]
+    """Lists the harness types that harnesses take sessions of at this moment. A
+    session of any other type waits until such a harness comes.
     """
     CheckGrant: _aio.UnaryUnaryMultiCallable[_session_pb2.CheckGrantRequest, _session_pb2.CheckGrantResponse]  # type: ignore[assignment]
     """Says whose a grant is. For the sandbox and the vault proxy.
@@ -501,9 +569,21 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """Starts a session: appends `SessionStarted` and the first events in one
         step. Idempotent by `request_id`.
 
+        A harness starts a child of the session whose grant it shows in the metadata
+        `x-handmesh-grant`, for the tool call that `request_id` names: the server
+        sets tenant and parent, and appends `ChildStarted` to the parent's log
+        first. What the child may is at most what its parent may: hands, servers,
+        vaults, memory stores, client's tools and mesh tools are a subset of the
+        parent's, and the parent's policies come before its own. Budgets that are
+        not asked for are filled in.
+
         * `INVALID_ARGUMENT`: the configuration is wrong (`CONFIG_INVALID`).
         * `PERMISSION_DENIED`: an event that the caller may not emit
-          (`EMITTER_DENIED`).
+          (`EMITTER_DENIED`), or a child that would have more than its parent
+          (`CHILD_DENIED`, metadata `field`).
+        * `UNAUTHENTICATED`: a harness without a session's grant (`GRANT_INVALID`).
+        * `FAILED_PRECONDITION`: the parent may start no more, or not this deep, or
+          not with such budgets (`CHILD_LIMIT`, metadata `limit`).
         """
 
     @_abc_1.abstractmethod
@@ -532,7 +612,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.UpdateSessionResponse, _abc.Awaitable[_session_pb2.UpdateSessionResponse]]:
         """Changes a session's configuration: appends `ConfigChanged`, which holds
-        from the next turn on.
+        from the next turn on. A session is moved to another harness type in this
+        way: that type's harnesses read the same log.
 
         * `INVALID_ARGUMENT`: `CONFIG_INVALID`.
         * `FAILED_PRECONDITION`: the session has ended (`SESSION_ENDED`).
@@ -544,8 +625,11 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _session_pb2.EndSessionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.EndSessionResponse, _abc.Awaitable[_session_pb2.EndSessionResponse]]:
-        """Ends a session for good: appends `SessionEnded` and revokes its grants.
-        Idempotent.
+        """Ends a session for good: appends `SessionEnded` and revokes its grants. The
+        sessions that it started end with it. Idempotent.
+
+        A harness ends children of the session whose grant it shows in the metadata
+        `x-handmesh-grant`, and no other (`SESSION_NOT_FOUND`, `GRANT_INVALID`).
         """
 
     @_abc_1.abstractmethod
@@ -555,7 +639,8 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_session_pb2.ArchiveSessionResponse, _abc.Awaitable[_session_pb2.ArchiveSessionResponse]]:
         """Makes a session read-only, or writable again: appends `SessionArchived`
-        and revokes its grants, or `SessionRestored`. Idempotent.
+        and revokes its grants, or `SessionRestored`. The sessions that it started
+        end when it is archived. Idempotent.
 
         * `FAILED_PRECONDITION`: the log is damaged (`SESSION_DAMAGED`).
         """
@@ -568,7 +653,7 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_pb2.DeleteSessionResponse, _abc.Awaitable[_session_pb2.DeleteSessionResponse]]:
         """Deletes a session. From the answer on every call says `SESSION_NOT_FOUND`;
         events and blobs are purged soon after. A tombstone stays, so that its id
-        is never used again. Idempotent.
+        is never used again. The sessions that it started end. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -662,6 +747,25 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def SendMessage(
+        self,
+        request: _session_pb2.SendMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.SendMessageResponse, _abc.Awaitable[_session_pb2.SendMessageResponse]]:
+        """Writes to another session, for the session whose grant the harness shows in
+        the metadata `x-handmesh-grant`: to one that it started, or to the one that
+        started it. Appends `MessageReceived` with `from_session_id`. Idempotent by
+        `event_id`.
+
+        * `UNAUTHENTICATED`: `GRANT_INVALID`.
+        * `NOT_FOUND`: any other session (`SESSION_NOT_FOUND`).
+        * `INVALID_ARGUMENT`: the content is over 256 KiB (`EVENT_TOO_LARGE`), or no
+          content (`EVENT_INVALID`).
+        * `FAILED_PRECONDITION`: the other one has ended or is archived
+          (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+        """
+
+    @_abc_1.abstractmethod
     def GetEvents(
         self,
         request: _session_pb2.GetEventsRequest,
@@ -732,6 +836,16 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_session_pb2.OfferWorkResponse, _abc.Awaitable[_session_pb2.OfferWorkResponse]]:
         """Offers a session to the harnesses now, if it needs one and none has it.
         What `HarnessService.Wake` does. Idempotent.
+        """
+
+    @_abc_1.abstractmethod
+    def ListServedTypes(
+        self,
+        request: _session_pb2.ListServedTypesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ListServedTypesResponse, _abc.Awaitable[_session_pb2.ListServedTypesResponse]]:
+        """Lists the harness types that harnesses take sessions of at this moment. A
+        session of any other type waits until such a harness comes.
         """
 
     @_abc_1.abstractmethod

@@ -146,7 +146,25 @@ _FACTS: dict[str, Any] = {
     "sandbox_provisioned": lambda event, it: core.Provisioned(
         event.position, it.hand, it.sandbox_id, it.generation, time=_when(event)
     ),
-    "hand_detached": lambda event, it: core.Detached(event.position, it.hand, it.sandbox_id, time=_when(event)),
+    "hand_attached": lambda event, it: core.Attached(
+        event.position,
+        it.hand,
+        it.sandbox_id,
+        it.from_session_id,
+        it.read_only,
+        it.description,
+        time=_when(event),
+    ),
+    "hand_transferred": lambda event, it: core.Transferred(
+        event.position, it.hand, it.sandbox_id, it.to_session_id, time=_when(event)
+    ),
+    "hand_detached": lambda event, it: core.Detached(
+        event.position,
+        it.hand,
+        it.sandbox_id,
+        it.reason if event.emitter == "sandbox" else "",
+        time=_when(event),
+    ),
     "door_refused": lambda event, it: core.DoorRefused(
         event.position, it.door, it.target, it.reason, it.message, time=_when(event)
     ),

@@ -38,6 +38,12 @@ def config_of(config: config_pb2.SessionConfig) -> core.Config:
             for store in config.memory_stores
         ),
         mesh_tools=tuple(config.mesh_tools),
+        log_views=tuple(
+            of.LogView(name, resource.mount_path, max(1, resource.log_view.start_position))
+            for name, spec in zip(names, specs, strict=True)
+            for resource in spec.resources
+            if resource.WhichOneof("source") == "log_view"
+        ),
         child_limits=_child_limits(config.child_limits) if config.HasField("child_limits") else None,
     )
 

@@ -13,6 +13,7 @@ from handmesh.session.v1.event_pb2 import Event
 from handmesh.session.v1.session_pb2 import (
     DownloadBlobRequest,
     EmitEventsRequest,
+    GetEventsRequest,
     OfferWorkRequest,
     OfferWorkResponse,
     Preview,
@@ -22,7 +23,7 @@ from handmesh.session.v1.session_pb2 import (
 )
 from services.harness.adapters.codec import fact_of
 from services.harness.core import BlobRef, Fact
-from services.harness.ports import Appended, Page
+from services.harness.ports import Appended, Page, Slice
 from services.kit.channels import raised
 from services.kit.errors import Conflict, Full, Unavailable
 from services.kit.grants import GRANT_KEY
@@ -115,6 +116,24 @@ class RemoteLog:
         except grpc.aio.AioRpcError as error:
             raise raised(error) from None
         return bytes(found) if len(found) <= max_bytes else None
+
+    async def read(
+        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
+    ) -> Slice:
+        """Reads events (see `SessionLog.read`)."""
+        request = GetEventsRequest(
+            session_id=self.session_id,
+            start_position=start,
+            end_position=end,
+            page_size=most,
+            kinds=kinds,
+            descending=descending,
+        )
+        try:
+            answer = await self._stub.GetEvents(request, timeout=EMIT_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise raised(error) from None
+        return Slice(answer.events, answer.next_position, answer.last_position)
 
     def previews(self, epoch: int) -> PreviewStream:
         """Opens a way to show previews."""

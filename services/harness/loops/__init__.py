@@ -1,1 +1,1 @@
-"""Harness types: one folder each, with `make`. They do not know each other."""
+"""Harness types: one folder each, with `DESCRIPTION` and `make`. They do not know each other."""

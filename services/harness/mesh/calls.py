@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -27,6 +27,14 @@ class MeshCalls:
         """Returns the tools that a session with this configuration has."""
         return [spec for spec, _ in self._tools(config)]
 
+    def described(self, specs: Sequence[ToolSpec], config: Config) -> list[ToolSpec]:
+        """Returns tools as a model knows them that is not told of the API's own: with description and schema.
+
+        One that nobody here can describe is left out.
+        """
+        own = {spec.name: replace(spec, type="") for spec in self.offered(config)}
+        return [own.get(spec.name, spec) if spec.type else spec for spec in specs if not spec.type or spec.name in own]
+
     def _tools(self, config: Config) -> Iterator[tuple[ToolSpec, MeshTools]]:
         seen: set[str] = set()
         for family in self.families:
@@ -35,10 +43,18 @@ class MeshCalls:
                     seen.add(spec.name)
                     yield spec, family
 
-    async def execute(self, call: ToolCall, log: SessionLog, config: Config, under: Standing) -> ToolResult:
+    async def execute(
+        self,
+        call: ToolCall,
+        log: SessionLog,
+        config: Config,
+        under: Standing,
+        since: float = 0.0,
+        may_rest: bool = False,
+    ) -> ToolResult:
         """Runs a call, or runs it again to the same effect. What is wrong with it is a value.
 
-        Errors are those of `MeshTools.execute`.
+        `since` is when it was first asked, 0 for now. Errors are those of `MeshTools.execute`.
         """
         found = next((tool for tool in self._tools(config) if tool[0].name == call.name), None)
         if found is None:  # an older harness, which does not know the tool, or its configuration is another one now
@@ -47,7 +63,7 @@ class MeshCalls:
         given, wrong = checked(spec, call.input)
         if wrong:
             return ToolResult(f"{call.name} does not take this input: {wrong}", "TOOL_ERROR")
-        return await family.execute(Asked(log, config, under, call.name, given, call.id))
+        return await family.execute(Asked(log, config, under, call.name, given, call.id, since, may_rest))
 
 
 def checked(spec: ToolSpec, input_json: str) -> tuple[dict[str, Any], str]:

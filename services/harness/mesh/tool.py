@@ -20,6 +20,17 @@ class Asked:
     name: str
     input: Mapping[str, Any]
     execution_id: str
+    since: float = 0.0  # when it was first asked (Unix time, seconds)
+    may_rest: bool = False  # whether it may raise `NotYet`
+
+
+class NotYet(Exception):
+    """What a call waits for has not come. It is asked again when the log has grown, and at a time at the latest
+    (Unix time, seconds). Until then nobody needs to hold the session."""
+
+    def __init__(self, until: float) -> None:
+        super().__init__(f"not before {until}")
+        self.until = until
 
 
 class MeshTools(Protocol):
@@ -32,5 +43,5 @@ class MeshTools(Protocol):
         """Runs one, and again with the same execution id to the same effect.
 
         What the model did wrong is a value (`TOOL_ERROR`). Errors are ServiceErrors, Conflict (`EPOCH_STALE`) among
-        them.
+        them; and NotYet where the call may rest.
         """

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters import codec
 from services.harness.core import MESH, ToolResult
 from services.harness.journal import Journal
 from services.harness.mesh.calls import MeshCalls
-from services.harness.ports import Ports, Sandbox
+from services.harness.mesh.tool import NotYet
+from services.harness.ports import Ports, Sandbox, Toolbox
 from services.harness.turn.ahead import with_what_follows
-from services.harness.turn.core import LookUpTools, RunCall
-from services.harness.turn.offers import offered
+from services.harness.turn.core import Action, LookUpTools, Rest, RunCall, RunCalls
+from services.harness.turn.log_views import LogViews
+from services.harness.turn.offers import offered, reading
 from services.harness.turn.output import Follow, show
-from services.harness.turn.policies import routes_of
+from services.harness.turn.policies import route_of, routes_of
 from services.harness.turn.state import Call, State
 from services.harness.turn.traits import Traits
 from services.kit import failpoints
-from services.kit.errors import Conflict, Gone, Invalid, ServiceError, Unavailable
+from services.kit.errors import Conflict, Denied, Gone, Invalid, Refused, ServiceError, Unavailable
 
 CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had said
 TRY_AGAIN_SECONDS = 30.0  # how long a call that has been sent is asked for again while its hand is away
 PAUSE_SECONDS = 0.25
+COMING_SECONDS = 5.0  # within which the log says that a standing hand was attached
 _AWAY = ("SANDBOX_UNAVAILABLE", "SESSION_UNAVAILABLE")  # the services that a provisioning needs, for a moment
 
 
@@ -38,9 +42,32 @@ class Calls:
         self._journal = journal
         self._ports = ports
         self._mesh = MeshCalls(ports.mesh)
+        self._views = LogViews(journal.log, ports.hands)
         self._state = state
         self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
+        self._left: set[str] = set()  # sandboxes that went to other sessions
+        self._waits: dict[str, tuple[int, float]] = {}  # calls that wait: the log's head then, and until when
+
+    def awaited(self, action: Action, now: float) -> Action:
+        """Returns an action without the calls that wait for something that has not come: a rest when that is all."""
+        if not isinstance(action, RunCalls):
+            return action
+        untils: dict[str, float] = {}
+        for run in action.calls:
+            head, until = self._waits.get(run.call.id, (0, 0.0))
+            if head == self._state().head and now < until:
+                untils[run.call.id] = until
+        if not untils:
+            return action
+        calls = tuple(run for run in action.calls if run.call.id not in untils)
+        if calls or action.provision:
+            return RunCalls(calls, action.provision)
+        return Rest("calls wait for other sessions", min(untils.values()))
+
+    def due(self, now: float) -> float | None:
+        """Returns the next moment after `now` at which a call that waits is asked again."""
+        return min((until for _, until in self._waits.values() if until > now), default=None)
 
     async def look_up(self, wanted: LookUpTools) -> None:
         """Asks for tools and says what there is. A hand or server that fails offers none in this turn."""
@@ -50,23 +77,37 @@ class Calls:
             asked.append(self._servers(wanted.servers, epoch, head))
         for events in await asyncio.gather(*asked):
             for event in events:
-                await self._journal.say(event)
+                await self._journal.say_while(self._is_mine, event)
+
+    def _is_mine(self) -> bool:
+        """Tells whether the session is still of this type: what it is offered as another one is for that to say."""
+        return self._state().config.harness == self._traits.name
 
     async def _hand(self, hand: str, epoch: int, head: int) -> list[Event]:
         config = self._state().config
         if hand == MESH:
             return [codec.offered(epoch, head, MESH, self._mesh.offered(config))]
         try:
-            toolbox = await self._ports.hands.tools(config.hand_specs[config.hands.index(hand)])
+            toolbox = await self._toolbox(hand)
         except ServiceError as problem:
             return [codec.offered(epoch, head, hand, (), failed=True), self._raised("hand", hand, problem)]
-        specs, left_out = offered(hand, len(config.hands) > 1, toolbox)
+        several = len(config.hands) > 1 or hand not in config.hands
+        specs, left_out = offered(hand, several, toolbox)
         events = [codec.offered(epoch, head, hand, specs)]
         for number, name in enumerate(left_out):
             said = f"{hand}: its tool {name[:200]!r} was left out: its name is taken, or the model's API refuses it"
             about = f"{hand}-{number}"
             events.append(codec.error_raised(epoch, head, "hand", "TOOL_SCHEMA_INVALID", said, False, about))
         return events
+
+    async def _toolbox(self, hand: str) -> Toolbox:
+        state, under = self._state(), self._journal.standing
+        joined = state.attached.get(hand)
+        if joined is None or hand in state.config.hands:
+            return await self._ports.hands.tools(state.config.hand_specs[state.config.hands.index(hand)], under)
+        toolbox = await self._ports.hands.tools(b"", under, joined.sandbox_id)
+        toolbox = replace(toolbox, description=joined.description or toolbox.description)
+        return reading(toolbox) if joined.read_only else toolbox
 
     async def _servers(self, wanted: tuple[str, ...], epoch: int, head: int) -> list[Event]:
         try:
@@ -105,11 +146,23 @@ class Calls:
                 await self._journal.say(codec.call_finished(call.call.id, told))
         else:
             failpoints.hit("harness.sandbox_made")
+            if sandbox.attached and await self._came(hand):
+                return
             event = codec.provisioned(
                 hand, sandbox.sandbox_id, sandbox.environment, generation, sandbox.unenforced_limits
             )
             epoch, now = self._journal.epoch, self._ports.now()
             await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now, self._traits))
+
+    async def _came(self, hand: str) -> bool:
+        """Waits until the log says that a standing hand is attached; False when it does not say so again."""
+        try:
+            async with asyncio.timeout(COMING_SECONDS):
+                while hand not in self._state().sandboxes:
+                    await self._journal.wait(self._state().head)
+        except TimeoutError:
+            return False
+        return True
 
     async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
         """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
@@ -133,12 +186,25 @@ class Calls:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
-        result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
+        if run.sandbox_id:
+            await self._refresh_log(run.hand, run.sandbox_id)
+        head = self._state().head  # what comes while it runs may be what it waits for
+        try:
+            result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
+        except NotYet as later:
+            self._waits[run.call.id] = (head, later.until)
+            return
         failpoints.hit("harness.result_returned")
-        if result.outcome == "GONE" and run.sandbox_id:  # several calls may find that out: it is said once
+        lost = result.outcome == "GONE" and run.sandbox_id not in self._left
+        if lost and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
         await self._journal.say(codec.call_finished(run.call.id, *await self._journal.shelf.fitted(result)))
         failpoints.hit("harness.result_stored")
+
+    async def _refresh_log(self, hand: str, sandbox_id: str) -> None:
+        config, under = self._state().config, self._journal.standing
+        if (problem := await self._views.refresh(config, hand, sandbox_id, under)) is not None:
+            await self._journal.say(self._raised("hand", f"log-{hand}", problem))
 
     async def _shown(self, run: RunCall) -> ToolResult:
         showing = asyncio.create_task(show(self._journal, run.call.id, self._following(run)), name="show")
@@ -150,9 +216,11 @@ class Calls:
     async def _of_mesh(self, run: RunCall) -> ToolResult:
         """Runs a tool of the mesh's own, again while what it needs is away: that changes nothing that was done."""
         journal, deadline = self._journal, self._ports.now() + TRY_AGAIN_SECONDS
+        since = run.started.time if run.started is not None else self._ports.now()
         while True:
             try:
-                return await self._mesh.execute(run.call, journal.log, self._state().config, journal.standing)
+                config, standing = self._state().config, journal.standing
+                return await self._mesh.execute(run.call, journal.log, config, standing, since, may_rest=True)
             except Conflict:
                 raise  # fenced: the journal will say so
             except Unavailable as problem:
@@ -176,8 +244,13 @@ class Calls:
                 if problem.reason == "EXECUTION_UNKNOWN":
                     return ToolResult("Nobody can tell whether this call ran: it was not run again.", "UNKNOWN")
                 return ToolResult("The sandbox is gone, with what was in it. The next call gets a new one.", "GONE")
-            except Invalid as problem:
+            except (Invalid, Denied) as problem:
                 return ToolResult(problem.message, "TOOL_ERROR")
+            except Refused as problem:
+                if problem.reason != "HAND_TRANSFERRED":
+                    return await self._lost(run, problem)
+                self._left.add(run.sandbox_id)
+                return ToolResult(f"This call did not run: {problem.message}.", "GONE")
             except Conflict:
                 raise
             except Unavailable as problem:
@@ -224,7 +297,7 @@ class Calls:
                     await self._ports.servers.cancel(self._journal.grant, call.call.id)
                     return told
                 await self._ports.hands.cancel(started.sandbox_id, call.call.id, self._journal.standing)
-                route = routes_of(self._state()).get(call.call.name)
+                route = route_of(call, routes_of(self._state()))
                 if route is None:
                     return told
                 return await self._ports.hands.execute(

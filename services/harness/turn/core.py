@@ -15,7 +15,7 @@ from typing import get_args
 
 from services.harness.core import CallStarted, EndReason, ToolCall, ToolResult, ToolSpec
 from services.harness.turn.budgets import before_any_step, before_asking, before_calling, runs_out
-from services.harness.turn.policies import declined, policy_for, routes_of
+from services.harness.turn.policies import declined, no_tool, policy_for, route_of, routes_of
 from services.harness.turn.state import Call, State
 from services.harness.turn.traits import USUAL, Traits
 from services.harness.usage import Reached
@@ -179,7 +179,7 @@ def _answer(state: State, now: float, traits: Traits) -> Action:
     read = reply.read if reply else 0
     refused = reply is not None and reply.stop_reason == "refusal"  # then nobody reads what its calls came to
     newest = max((state.message, *(0 if refused else call.finished_at for call in state.calls.values())))
-    goes_on = reply is None or reply.stop_reason == "pause_turn" or state.retry is not None
+    goes_on = reply is None or reply.stop_reason == "pause_turn" or state.retry is not None or traits.goes_on(state)
     if newest <= read and reply is not None and not goes_on:
         return EndTurn(_reason(reply.stop_reason), state.head)
     if not state.config.budgets.max_model_calls_per_turn and state.used.model_calls >= MAX_MODEL_CALLS_PER_TURN:
@@ -187,7 +187,7 @@ def _answer(state: State, now: float, traits: Traits) -> Action:
     reached = before_asking(state)
     if reached is not None:
         return Pause(reached)
-    missing = LookUpTools(_unoffered(state, state.config.offering), _unoffered(state, state.config.servers))
+    missing = LookUpTools(_unoffered(state, state.offering), _unoffered(state, state.config.servers))
     if traits.tools and (missing.hands or missing.servers):
         return missing
     if state.retry is not None and state.retry.at > now:
@@ -253,12 +253,9 @@ def _step(
     if tool_call.cut:
         return FinishCall(tool_call, ToolResult(_NOT_RUN, "TOOL_ERROR"))
     custom = next((spec for spec in state.config.custom_tools if spec.name == tool_call.name), None)
-    route = routes.get(tool_call.name)
+    route = route_of(call, routes)
     if custom is None and route is None:
-        known = ", ".join(sorted(routes)) or "none"
-        return FinishCall(
-            tool_call, ToolResult(f"There is no tool named {tool_call.name}. Tools: {known}.", "TOOL_ERROR")
-        )
+        return FinishCall(tool_call, no_tool(state, tool_call.name, routes))
     if call.started is None and (verdict := _judged(state, call, route)) is not None:
         return verdict
     if custom is not None:

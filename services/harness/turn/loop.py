@@ -31,7 +31,10 @@ _log = Log("services.harness.turn")
 
 
 class Answering(Protocol):
-    """How a type answers what was said: what it does where `decide` says to ask the model. One for each run."""
+    """How a type answers what was said: what it does where `decide` says to ask the model. One for each run.
+
+    A type that inherits from this one writes `answer`, and of the rest only what it needs: by itself it does nothing.
+    """
 
     @property
     def told(self) -> Told | None:
@@ -159,7 +162,7 @@ class Turn:
         while True:
             self.journal.check()
             head, now = self.state.head, self._ports.now()
-            action = core.decide(self.state, now, self._traits)
+            action = self._calls.awaited(core.decide(self.state, now, self._traits), now)
             if isinstance(action, core.Rest):
                 await self.cancel()
                 if action.until is not None and action.until - now <= LINGER_SECONDS:
@@ -171,7 +174,7 @@ class Turn:
                 return action.until
             if await self._act(action):
                 continue
-            due = core.due(self.state, now)
+            due = min(filter(None, (core.due(self.state, now), self._calls.due(now))), default=None)
             await self._wait(head, None if due is None else due - now)
 
     async def _lingered(self, head: int) -> bool:

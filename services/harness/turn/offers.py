@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from services.harness.core import ToolSpec
 from services.harness.ports import Toolbox
+from services.harness.turn.policies import SEPARATOR
 
-SEPARATOR = "__"
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")  # what the model's API takes
 
 
@@ -29,6 +29,11 @@ def offered(hand: str, several: bool, toolbox: Toolbox) -> tuple[list[ToolSpec],
         else:
             left_out.append(tool.name)
     return list(specs.values()), left_out
+
+
+def reading(toolbox: Toolbox) -> Toolbox:
+    """Returns a hand's tools without those that may change something."""
+    return replace(toolbox, tools=[tool for tool in toolbox.tools if tool.read_only])
 
 
 def _about(hand: str, toolbox: Toolbox) -> str:

@@ -42,6 +42,7 @@ class Replies:
         self._state = state
         self._traits = traits
         self._newest: asyncio.Task[str] | None = None
+        self._showing = Showing()  # of the answer that is asked for, or is being said
 
     def prepare(self) -> None:
         """Loads the model's library. At once."""
@@ -77,7 +78,7 @@ class Replies:
 
         `read` is the position up to which the request was made. Raises ModelFailure.
         """
-        showing = Showing()
+        showing = self._showing = Showing()
         beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
         try:
             answer = await ask(showing.show)
@@ -102,13 +103,17 @@ class Replies:
         """Says an answer, with what follows from it. `hashes` are the request's, the prompt's and the prefix's.
 
         `retried_as` is an ErrorReason for which the model is asked again, though it has answered. An answer that the
-        log does not take ends the turn.
+        log does not take ends the turn; one that comes when the session has moved on is dropped.
         """
         await self._journal.owned()  # the session may still be being taken up
         try:
             await self._say(answer, read, hashes, retried_as)
         except (Full, Refused, Invalid) as problem:
+            self._showing.discard()
             await self.fail("session", problem.reason, problem.message, False)
+        except BaseException:
+            self._showing.discard()  # an interrupt came before it was in the log
+            raise
 
     async def _say(self, answer: Answer, read: int, hashes: tuple[str, str, str], retried_as: str) -> None:
         content = await self._journal.shelf.fitted_reply(answer.content)
@@ -131,13 +136,18 @@ class Replies:
         event = Event(event_id=self._event_id(read), model_replied=replied)
         epoch, now = self._journal.epoch, self._ports.now()
         if retried_as:
-            again = codec.retry_scheduled(epoch, self._state().head, retried_as, 1, now)
-            await self._journal.say_with(event, again)
+            events = [event, codec.retry_scheduled(epoch, self._state().head, retried_as, 1, now)]
         elif content is answer.content:
-            await self._journal.say_with(*with_what_follows(self._state(), event, epoch, now, self._traits))
+            events = with_what_follows(self._state(), event, epoch, now, self._traits)
         else:
-            await self._journal.say(event)  # its calls are known when it was read back
+            events = [event]  # its calls are known when it was read back
+        if not await self._journal.say_while(self._is_mine, *events):
+            self._showing.discard()
         failpoints.hit("harness.reply_stored")
+
+    def _is_mine(self) -> bool:
+        """Tells whether the session is still of this type. An answer to one that has moved on is dropped."""
+        return self._state().config.harness == self._traits.name
 
     def cost(self, answer: Answer) -> int | None:
         """Prices an answer: by the model that gave it, or else by the one that was asked."""

@@ -1,6 +1,7 @@
 """What a log says as a whole: `fold(state, fact) -> state`, at the same cost however long the log is.
 
 A turn is open from a message on until a `TurnEnded` that has read it, as for the session service (its `core.py`).
+Longer than a module should be: a case for each kind of fact.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, assert_never, get_args
 
 from services.harness.core import (
+    Attached,
     CallFinished,
     CallStarted,
     Compacted,
@@ -39,6 +41,7 @@ from services.harness.core import (
     Step,
     ToolCall,
     ToolResult,
+    Transferred,
     Unknown,
     Woke,
 )
@@ -137,6 +140,8 @@ class State:
     offers: Mapping[str, Offered] = field(default_factory=dict)
     sandboxes: Mapping[str, Provisioned] = field(default_factory=dict)
     generations: Mapping[str, int] = field(default_factory=dict)
+    attached: Mapping[str, Attached] = field(default_factory=dict)  # hands that came though the configuration has none
+    away: Mapping[str, str] = field(default_factory=dict)  # where hands went that the session had: in words
     used: Used = field(default_factory=Used)
     paused: str = ""  # the budget
     retry: Retry | None = None
@@ -151,6 +156,16 @@ class State:
     def turn_open(self) -> bool:
         """Whether a message is not dealt with."""
         return self.message > self.settled
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The hands that the session has though its configuration does not name them, in the order of their coming."""
+        return tuple(hand for hand in self.attached if hand not in self.config.hands)
+
+    @property
+    def offering(self) -> tuple[str, ...]:
+        """Who offers tools, one by one. Servers are asked together."""
+        return (*self.config.offering, *self.joined)
 
 
 def fold(state: State, fact: Fact) -> State:
@@ -182,9 +197,12 @@ def fold(state: State, fact: Fact) -> State:
         case Provisioned(hand=hand, generation=generation):
             made = {**state.generations, hand: generation}
             return _with(state, **now, sandboxes={**state.sandboxes, hand: fact}, generations=made)
-        case Detached(sandbox_id=sandbox_id):
-            left = {hand: made for hand, made in state.sandboxes.items() if made.sandbox_id != sandbox_id}
-            return _with(state, **now, sandboxes=left)
+        case Attached():
+            return _came(_with(state, **now), fact)
+        case Transferred(to_session_id=to):
+            return _went(_with(state, **now), fact, f"It went to session {to}.")
+        case Detached(taken=taken):
+            return _went(_with(state, **now), fact, taken)
         case Retry():
             return retried(_with(state, **now), fact)
         case Rendered(source_sha256=source, content=content):
@@ -237,19 +255,24 @@ def _timed(used: Used, fact: Fact, begins: bool) -> Used:
 
 
 def _configured(state: State, config: Config) -> State:
-    """Takes a new configuration at once when no turn is open, else at its end; budgets at once."""
-    if state.turn_open:
+    """Takes a new configuration at once when no turn is open, else at its end; budgets at once.
+
+    A turn that has no answer yet goes on as another harness type's: else a type that nobody runs would keep it.
+    """
+    if state.turn_open and (state.used.model_calls or config.harness == state.config.harness):
         return _with(state, config=replace(state.config, budgets=config.budgets), next_config=config)
     return _under(config, state)
 
 
 def _under(config: Config, state: State) -> State:
-    """Puts a configuration in force. A hand that is another one now gets another sandbox by its next call."""
+    """Puts a configuration in force. A hand that is another one now gets another sandbox by its next call, and what one
+    type would try again another does at once."""
     before, now = (dict(zip(each.hands, each.hand_specs, strict=False)) for each in (state.config, config))
     kept = {hand: made for hand, made in state.sandboxes.items() if now.get(hand) == before.get(hand)}
     changed = config.system != state.config.system
     systems = (*state.systems, (state.head, config.system)) if changed else state.systems
-    return _with(state, config=config, next_config=None, offers={}, sandboxes=kept, systems=systems)
+    retry = state.retry if config.harness == state.config.harness else None
+    return _with(state, config=config, next_config=None, offers={}, sandboxes=kept, retry=retry, systems=systems)
 
 
 def _paid(used: Used, fact: Replied | Compacted, calls: int) -> Used:
@@ -263,6 +286,34 @@ def _compacted(state: State, fact: Compacted) -> State:
     used, shown = _paid(state.used, fact, 0), _with(state.plainness, try_short=0)
     conversation = Link(fact, state.conversation)
     return _with(state, used=used, compacted=fact, plainness=shown, conversation=conversation)
+
+
+def _came(state: State, fact: Attached) -> State:
+    """Takes a hand in. One that the configuration names is as if it had been made; of another the model is told."""
+    hand = fact.hand
+    made = Provisioned(fact.position, hand, fact.sandbox_id, state.generations.get(hand, 0), time=fact.time)
+    state = _with(state, sandboxes={**state.sandboxes, hand: made}, away=_without(state.away, {hand}))
+    if hand in state.config.hands:
+        return state
+    offers, conversation = _without(state.offers, {hand}), Link(fact, state.conversation)
+    return _with(state, attached={**state.attached, hand: fact}, offers=offers, conversation=conversation)
+
+
+def _went(state: State, fact: Transferred | Detached, told: str) -> State:
+    """Takes leave of a hand's sandbox. One of the configuration gets another by its next call."""
+    hands = {hand for hand, made in state.sandboxes.items() if made.sandbox_id == fact.sandbox_id}
+    joined = {hand for hand in hands if hand in state.attached}
+    if told or joined:
+        state = _with(state, conversation=Link(fact, state.conversation))
+    if joined:
+        away = {**state.away, **dict.fromkeys(joined, told or "It is gone.")}
+        left = _without(state.attached, joined)
+        state = _with(state, away=away, attached=left, offers=_without(state.offers, joined))
+    return _with(state, sandboxes=_without(state.sandboxes, hands))
+
+
+def _without(known: Mapping[str, Value], names: set[str]) -> Mapping[str, Value]:
+    return {name: value for name, value in known.items() if name not in names}
 
 
 def _replied(state: State, reply: Replied) -> State:

@@ -8,13 +8,14 @@ before the next is read, and the connection stays:
 
     {"op": "ping"}                                   -> {"runner": 1, "epoch": 7, "running": 0}
     {"op": "start", "id", "name", "input", "digest",
-     "timeout_ms", "epoch"}                          -> {"started": true}, false when the id is known already
+     "timeout_ms", "epoch", "generation"}            -> {"started": true}, false when the id is known already
     {"op": "run", as start}                          -> {"result": {...}}: start, then follow without output
     {"op": "follow", "id", "offset"}                 -> {"chunk": "text", "next": 4096} ..., {"result": {...}}
-    {"op": "cancel", "id", "epoch"}                  -> {"known": true}
+    {"op": "cancel", "id", "epoch", "generation"}    -> {"known": true}
+    {"op": "fence", "generation"}                    -> {"generation": 2}: nothing starts under a lower one any more
     {"op": "list"}                                   -> {"executions": [...]}
-    {"op": "doors", "names"}                         -> {"ports": {"git": 8417}, "folder": "..."}, of all that are open
-    {"op": "outfit", "env", "trust"}                 -> {}
+    {"op": "doors", "names"}                         -> {"ports": {"git": 8417}, "folder": "..", "outfitted": true}
+    {"op": "outfit", "env", "trust", "generation"}   -> {}
     {"op": "visit", "door"}                          -> {"visit": 1} when a tool comes, then its bytes: see `doors`
 
 `offset` counts bytes of raw output; null skips the output. A request that cannot be met is answered by

@@ -39,6 +39,7 @@ class Children:
         self._spares_due = 0.0  # monotonic
         self._marks = 0
         self._state = shell.fresh(config.workspace)
+        self._own_env = dict(config.env)
         self._nest = Nest(config)
         self._below = processes.Watched(f"/proc/self/task/{os.getpid()}/children")
         processes.adopt_orphans()
@@ -104,6 +105,12 @@ class Children:
         for spare in self._spares.values():
             self._drop(spare)
         self._spares.clear()
+
+    def renew(self) -> None:
+        """Takes the variables back, and forgets the shell's state: the sandbox has another owner."""
+        self._state = shell.fresh(self._config.workspace)
+        self._nest.config.env.clear()
+        self.outfit(self._own_env)
 
     def check_guest(self) -> None:
         """Raises Problem when there is no room for another transfer."""

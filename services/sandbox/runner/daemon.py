@@ -41,7 +41,10 @@ class Daemon:
         self._doors: Doors | None = None
         self._oom = [Watched(path) for path in config.oom_files]
         self._count = 0
+        self._generation = 0  # counts the sandbox's owners; epochs are compared within one
         self._epoch = 0
+        self._outfitted = False
+        self._inherited = False  # whether what the last owner's tools were given and left is still there
         self._give_up = time.monotonic() + config.claim_seconds
         self._next_look = 0.0
         self._claimed = False
@@ -122,6 +125,7 @@ class Daemon:
     def _answer(self, connection: Connection, request: dict[str, Any]) -> None:
         operations: dict[str, Callable[[Connection, dict[str, Any]], None]] = {
             "ping": self._ping,
+            "fence": self._raise_fence,
             "start": self._start,
             "run": self._run,
             "follow": self._follow,
@@ -141,11 +145,32 @@ class Daemon:
         running = sum(not run.outcome for run in self._kept.all())
         connection.say({"runner": PROTOCOL, "epoch": self._epoch, "running": running})
 
-    def _fence(self, epoch: int) -> None:
-        """Refuses who is older than the newest that was seen. 0 is not fenced."""
+    def _fence(self, generation: int, epoch: int) -> bool:
+        """Refuses who is older than the newest that was seen. 0 is not fenced. False for one of an owner of before."""
+        if generation > self._generation:
+            self._own(generation)
+        if 0 < generation < self._generation:
+            return False
         if 0 < epoch < self._epoch:
             raise Problem("EPOCH_STALE", "a newer harness owns the session", epoch=self._epoch)
         self._epoch = max(self._epoch, epoch)
+        return True
+
+    def _own(self, generation: int) -> None:
+        self._generation, self._epoch = generation, 0
+
+    def _raise_fence(self, connection: Connection, request: dict[str, Any]) -> None:
+        """Lets nothing start any more under a lower generation. What has started goes on."""
+        if int(request["generation"]) > self._generation:
+            self._own(int(request["generation"]))
+            self._outfitted, self._inherited = False, True
+        connection.say({"generation": self._generation})
+
+    def _disinherit(self) -> None:
+        """Forgets the last owner's variables and shell, before the first thing that the new one does."""
+        if self._inherited:
+            self._inherited = False
+            self._children.renew()
 
     def _start(self, connection: Connection, request: dict[str, Any]) -> None:
         _, fresh = self._ordered(request)
@@ -157,16 +182,23 @@ class Daemon:
 
     def _ordered(self, request: dict[str, Any]) -> tuple[Execution, bool]:
         """Starts an execution, unless its id is known already. Returns it and whether it was started."""
-        self._fence(int(request["epoch"]))
+        generation = int(request.get("generation", 0))
+        mine = self._fence(generation, int(request["epoch"]))
         order = Order(
             id=_checked_id(request),
             name=str(request["name"]),
             input=dict(request["input"]),
             digest=str(request["digest"]),
             timeout=float(request["timeout_ms"]) / 1000.0,
+            generation=generation,
         )
         known = self._kept.find(order.id)
+        if known is None and not mine:
+            text = "another session owns the sandbox"
+            raise Problem("GENERATION_CONFLICT", text, generation=self._generation)
         if known is None:
+            if generation:
+                self._disinherit()
             run = self._new(order)
             self._children.start(run)
             self._kept.add(run)
@@ -187,7 +219,7 @@ class Daemon:
         connection.follow(run, None if offset is None else max(0, int(offset)))
 
     def _cancel(self, connection: Connection, request: dict[str, Any]) -> None:
-        self._fence(int(request["epoch"]))
+        self._fence(int(request.get("generation", 0)), int(request["epoch"]))
         id = _checked_id(request)
         run = None if self._kept.forgot(id) else self._kept.find(id)
         if run is None and not self._kept.forgot(id):
@@ -201,7 +233,13 @@ class Daemon:
 
     def _list(self, connection: Connection, _: dict[str, Any]) -> None:
         known = [
-            {"id": run.order.id, "name": run.order.name, "outcome": run.outcome, "started_at": run.started_at}
+            {
+                "id": run.order.id,
+                "name": run.order.name,
+                "outcome": run.outcome,
+                "started_at": run.started_at,
+                "generation": run.order.generation,
+            }
             for run in self._kept.all()
         ]
         connection.say({"executions": known})
@@ -219,7 +257,7 @@ class Daemon:
 
             self._doors = Doors(self._selector)
         ports = {} if self._doors is None else self._doors.open([str(name) for name in request["names"]])
-        connection.say({"ports": ports, "folder": self._trust_folder})
+        connection.say({"ports": ports, "folder": self._trust_folder, "outfitted": self._outfitted})
 
     @property
     def _trust_folder(self) -> str:
@@ -227,11 +265,15 @@ class Daemon:
 
     def _outfit(self, connection: Connection, request: dict[str, Any]) -> None:
         """Gives tools that start from now on more variables, and authorities to trust."""
+        if not self._fence(int(request.get("generation", 0)), 0):
+            raise Problem("GENERATION_CONFLICT", "another session owns the sandbox", generation=self._generation)
+        self._disinherit()
         if request["trust"] is not None:
             from . import trust
 
             trust.write(self._trust_folder, str(request["trust"]["system"]), str(request["trust"]["own"]))
         self._children.outfit({str(name): str(value) for name, value in request["env"].items()})
+        self._outfitted = True
         connection.say({})
 
     def _visit(self, connection: Connection, request: dict[str, Any]) -> None:

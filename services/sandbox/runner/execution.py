@@ -29,6 +29,7 @@ class Order(NamedTuple):
     input: dict[str, Any]
     digest: str
     timeout: float  # seconds
+    generation: int = 0  # of the sandbox's owner
 
 
 class Execution:

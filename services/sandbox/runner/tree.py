@@ -5,6 +5,7 @@ The service asks for this. Tools may have put links anywhere, and may be at work
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -70,6 +71,20 @@ def directory(root: str, path: str) -> int:
         finally:
             os.close(descriptor)
         descriptor = below
+    return descriptor
+
+
+def regular(root: str, path: str) -> int:
+    """Opens a regular file below a root for reading. Raises OSError, also for anything else and for a link."""
+    above, _, name = path.rpartition("/")
+    folder = directory(root, above)
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
     return descriptor
 
 

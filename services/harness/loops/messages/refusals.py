@@ -1,6 +1,6 @@
-"""What the model is told of requests that doors of its hands have refused. Pure.
+"""What the model is told of its hands beside results and messages: doors that refused, hands that came and went.
 
-A tool sees that a connection failed, and not why: so the model is told beside the tool's result, once.
+A tool sees that a connection failed, and not why: so the model is told, once. Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.harness.blocks import text_block
-from services.harness.core import DoorRefused
+from services.harness.core import Attached, Detached, DoorRefused, HandNews, Transferred
 
 MOST = 20  # that are told one by one, the first ones
 TARGET_CHARACTERS = 200
@@ -17,8 +17,30 @@ MESSAGE_CHARACTERS = 300
 Block = dict[str, object]
 
 
-def told(refused: Sequence[DoorRefused]) -> Block:
-    """Returns one block about what was refused since the model was told last. Not empty."""
+def told(facts: Sequence[DoorRefused | HandNews]) -> list[Block]:
+    """Returns blocks about what has happened since the model was told last: doors first, then hands, in order."""
+    refused = [it for it in facts if isinstance(it, DoorRefused)]
+    news = [_news(it) for it in facts if not isinstance(it, DoorRefused)]
+    blocks = [_refused(refused)] if refused else []
+    return [*blocks, text_block("[" + "\n".join(news) + "]")] if news else blocks
+
+
+def _news(fact: HandNews) -> str:
+    """Says what has become of a hand."""
+    match fact:
+        case Attached(read_only=True):
+            how = f"is shared with this session: of its tools, `{fact.hand}__...`, it may use those that only read."
+        case Attached():
+            how = f"was handed to this session. Its tools are `{fact.hand}__...`."
+        case Transferred():
+            return f"The hand `{fact.hand}` went to session {fact.to_session_id}, with all that is in it."
+        case Detached():
+            return f"The hand `{fact.hand}` was taken from this session: {fact.taken or 'it is gone'}."
+    what = f" {_line(fact.description, MESSAGE_CHARACTERS)}" if fact.description else ""
+    return f"The hand `{fact.hand}` {how}{what}"
+
+
+def _refused(refused: Sequence[DoorRefused]) -> Block:
     lines = ["[Refused at the doors of your hands:"]
     lines += [
         f"- {_line(it.door, 20)}: {_line(it.target, TARGET_CHARACTERS)}: {_line(it.message, MESSAGE_CHARACTERS)}"

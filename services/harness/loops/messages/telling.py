@@ -9,7 +9,19 @@ from typing import Any
 
 from services.harness import images
 from services.harness.blocks import REFERENCE, text_block
-from services.harness.core import CallFinished, Compacted, DoorRefused, Message, Replied, Said, ToolResult
+from services.harness.core import (
+    Attached,
+    CallFinished,
+    Compacted,
+    Detached,
+    DoorRefused,
+    HandNews,
+    Message,
+    Replied,
+    Said,
+    ToolResult,
+    Transferred,
+)
 from services.harness.loops.messages import plain, refusals, trimming
 from services.harness.loops.messages.policy import Policy
 from services.harness.loops.messages.sendable import blank, sendable, whole
@@ -51,7 +63,7 @@ class Telling:
         self._opening = self._summary(state.compacted) if start else []
         self._asked = told.asked if told else ()  # ids of the last reply's calls, in its order
         self._results: dict[str, tuple[ToolResult, int]] = {}
-        self._refusals: list[DoorRefused] = list(told.refusals) if told else []
+        self._refusals: list[DoorRefused | HandNews] = list(told.refusals) if told else []
         self._texts: list[Block] = list(told.texts if told else self._opening)
         self._notes: list[Block] = list(told.notes) if told else []  # of thinking that is left out
         self._border = told.border if told else 0  # messages of turns that have ended
@@ -87,7 +99,7 @@ class Telling:
                 self._texts += self._degraded(self._whole_blocks(content), position) or [text_block("(empty message)")]
             case CallFinished(id=id, result=result, position=position):
                 self._results[id] = result, position
-            case DoorRefused():
+            case DoorRefused() | Attached() | Transferred() | Detached():
                 self._refusals.append(fact)
             case Replied():
                 self.tell()
@@ -101,14 +113,14 @@ class Telling:
         self._texts.append(text_block(words))
 
     def tell(self) -> None:
-        """Ends the user's message. What doors refused is no reason for one: it waits for the next."""
+        """Ends the user's message. What doors refused, or became of hands, is no reason for one: it waits."""
         results, texts = [self._result(id) for id in self._asked], self._texts
         self._asked, self._results, self._texts = (), {}, []
         if not (results or texts):
             return
         refused: list[Block] = []
         if self._refusals:
-            refused = self._degraded([refusals.told(self._refusals)], self._refusals[-1].position)
+            refused = self._degraded(refusals.told(self._refusals), self._refusals[-1].position)
             self._refusals = []
         notes, self._notes = self._notes, []
         self.said.append({"role": "user", "content": results + notes + refused + texts})

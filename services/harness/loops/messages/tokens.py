@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from services.harness.core import CallFinished, Compacted, DoorRefused, Replied, Said
+from services.harness.core import CallFinished, Compacted, DoorRefused, Message, Replied, Said
 
 BYTES_PER_TOKEN = 3
 TOKENS_PER_PICTURE = 1_600  # an image as big as the API takes it
+TOKENS_OF_NEWS = 100  # of a hand that comes or goes
 PICTURES = ("image", "document")
 
 
@@ -39,7 +40,9 @@ def _of_fact(fact: Said) -> int:
             return of_text(result.output) + sum(of_blocks(result.content) if result.content else (0, 0))
         case DoorRefused(target=target, message=message):
             return of_text(target + message)
+        case Message(content=content):
+            return sum(of_blocks(content))
         case Replied() | Compacted():
             return of_text(fact.content)
         case _:
-            return sum(of_blocks(fact.content))
+            return TOKENS_OF_NEWS

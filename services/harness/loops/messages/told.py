@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.harness.core import Compacted, Config, DoorRefused, Offered, Replied, Said
+from services.harness.core import Compacted, Config, DoorRefused, HandNews, Offered, Replied, Said
 from services.harness.loops.messages.policy import DEFAULT, Policy
 from services.harness.loops.messages.trimming import Tally
 from services.harness.turn.state import Link, Plainness, State
@@ -74,7 +74,7 @@ class Told:
     border: int
     asked: tuple[str, ...]
     texts: tuple[Block, ...]
-    refusals: tuple[DoorRefused, ...]
+    refusals: tuple[DoorRefused | HandNews, ...]
     notes: tuple[Block, ...]
     late: tuple[int, str] | None
     count: int  # of the messages up to there
