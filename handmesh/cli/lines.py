@@ -99,10 +99,9 @@ def _content(event: event_pb2.Event) -> str:
         case "config_changed":
             return _config_text(event.config_changed.config)
         case "message_received":
-            said = event.message_received
-            return (
-                f"{f'from {said.from_session_id}: ' if said.from_session_id else ''}{_blocks_text(said.content_json)}"
-            )
+            message = event.message_received
+            sender = f"from {message.from_session_id}: " if message.from_session_id else ""
+            return sender + _blocks_text(message.content_json)
         case "child_started":
             return f"{event.child_started.child_session_id}, for {event.child_started.tool_use_id}"
         case "child_rested":
