@@ -33,6 +33,8 @@ class RunOptions:
     labels: Sequence[str] = ()
     budgets: Sequence[str] = ()
     harness: str = ""
+    memories: Sequence[str] = ()
+    tools: Sequence[str] = ()
 
 
 def config_of(options: RunOptions) -> config_pb2.SessionConfig:
@@ -58,7 +60,18 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         vault_ids=list(options.vaults),
         labels=labels_of(options.labels),
         budgets=budgets_of(options.budgets) if options.budgets else None,
+        memory_stores=[_memory_of(each) for each in options.memories],
+        mesh_tools=list(options.tools),
     )
+
+
+def _memory_of(value: str) -> config_pb2.MemoryAccess:
+    """Reads a memory store's directory, and which store it is: by its id or, yet to be looked up, its name."""
+    name, store = named("--memory", "NAME=STORE or NAME=STORE:ro", value)
+    chosen, separator, how = store.rpartition(":")
+    if separator and how == "ro":
+        return config_pb2.MemoryAccess(memory_store_id=chosen, name=name, read_only=True)
+    return config_pb2.MemoryAccess(memory_store_id=store, name=name)
 
 
 def named(option: str, form: str, value: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ Examples:
   handmesh run "fix the test" --environment docker       another environment for its hand
   handmesh run "compare them" --hand a=default --hand b=docker
   handmesh run "list the files" --harness claude_code    another kind of brain
+  handmesh run "what did we say?" --memory team=team --tool session_events
   handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
   handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
 
@@ -56,6 +57,13 @@ def run(
     harness: Annotated[
         str, typer.Option(metavar="TYPE", help="The harness type, such as claude_code. Default: messages.")
     ] = "",
+    memory: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=STORE[:ro]", help="A memory store for the model, by id or name; repeatable."),
+    ] = None,
+    tool: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A tool of the mesh's own: session_events; repeatable.")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -77,6 +85,8 @@ def run(
             label or (),
             budget or (),
             harness,
+            memory or (),
+            tool or (),
         )
         text = text_of(task)
         from handmesh.client import connect
@@ -91,9 +101,13 @@ def run(
 async def _begin(mesh: Client, text: str, session_id: str, options: RunOptions) -> tuple[Session, int]:
     """Says the text to a new session or to the given one; returns it and the message's position."""
     from handmesh.cli.arguments import RunOptions, UsageError, config_of
+    from handmesh.cli.memory import store_of
 
     if not session_id:
-        return await mesh.create_session(config_of(options), text), 2  # right after `SessionStarted`
+        config = config_of(options)
+        for access in config.memory_stores:
+            access.memory_store_id = (await store_of(mesh, access.memory_store_id)).memory_store_id
+        return await mesh.create_session(config, text), 2  # right after `SessionStarted`
     if options != RunOptions():
         raise UsageError("--session goes on with what the session is: leave out what would configure a new one")
     session = mesh.session(session_id)
