@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from handmesh.cli import doctor, files, hand, integrity, lifecycle, memory, mesh, running, sessions, vault
+from handmesh.cli import doctor, files, hand, harnesses, integrity, lifecycle, memory, mesh, running, sessions, vault
 
 EPILOG = """\b
 Start here:
@@ -41,6 +41,7 @@ app.command()(sessions.interrupt)
 app.command()(sessions.wake)
 app.command("raise", epilog=sessions.RAISE_EPILOG)(sessions.raise_)
 app.command()(sessions.end)
+app.command(epilog=harnesses.MOVE_EPILOG)(harnesses.move)
 app.command(epilog=files.FILES_EPILOG)(files.files)
 app.command()(files.get)
 app.command(epilog=integrity.VERIFY_EPILOG)(integrity.verify)
@@ -52,6 +53,7 @@ app.command(epilog=lifecycle.EXPORT_EPILOG)(lifecycle.export)
 app.command("import")(lifecycle.import_)
 app.command(epilog=mesh.KEY_EPILOG)(mesh.key)
 app.command()(doctor.doctor)
+app.add_typer(harnesses.app)
 app.add_typer(memory.app)
 app.add_typer(vault.app)
 app.add_typer(hand.app)

@@ -33,8 +33,13 @@ class RunOptions:
     labels: Sequence[str] = ()
     budgets: Sequence[str] = ()
     harness: str = ""
+    mesh_tools: Sequence[str] = ()
+    children: int = 0
+    child_depth: int = 0
     memories: Sequence[str] = ()
-    tools: Sequence[str] = ()
+
+
+SESSION_TOOLS = ("start_session", "send_message", "wait_for_session", "end_session", "list_sessions")
 
 
 def config_of(options: RunOptions) -> config_pb2.SessionConfig:
@@ -60,8 +65,9 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         vault_ids=list(options.vaults),
         labels=labels_of(options.labels),
         budgets=budgets_of(options.budgets) if options.budgets else None,
+        mesh_tools=options.mesh_tools or (SESSION_TOOLS if options.children else ()),
+        child_limits=_child_limits(options),
         memory_stores=[_memory_of(each) for each in options.memories],
-        mesh_tools=list(options.tools),
     )
 
 
@@ -72,6 +78,14 @@ def _memory_of(value: str) -> config_pb2.MemoryAccess:
     if separator and how == "ro":
         return config_pb2.MemoryAccess(memory_store_id=chosen, name=name, read_only=True)
     return config_pb2.MemoryAccess(memory_store_id=store, name=name)
+
+
+def _child_limits(options: RunOptions) -> config_pb2.ChildLimits | None:
+    if options.child_depth and not options.children:
+        raise UsageError("--child-depth says how deep: say how many, too, with --children")
+    if not options.children:
+        return None
+    return config_pb2.ChildLimits(max_children=options.children, max_depth=options.child_depth)
 
 
 def named(option: str, form: str, value: str) -> tuple[str, str]:

@@ -99,7 +99,15 @@ def _content(event: event_pb2.Event) -> str:
         case "config_changed":
             return _config_text(event.config_changed.config)
         case "message_received":
-            return _blocks_text(event.message_received.content_json)
+            message = event.message_received
+            sender = f"from {message.from_session_id}: " if message.from_session_id else ""
+            return sender + _blocks_text(message.content_json)
+        case "child_started":
+            return f"{event.child_started.child_session_id}, for {event.child_started.tool_use_id}"
+        case "child_rested":
+            return f"{event.child_rested.child_session_id}: {event.child_rested.kind}"
+        case "child_ended":
+            return f"{event.child_ended.child_session_id}: {event.child_ended.reason}"
         case "model_replied":
             reply = event.model_replied
             said = [reply.stop_reason, spent(reply.usage, reply.cost_micros)]

@@ -21,9 +21,10 @@ Examples:
   handmesh run - < task.txt > answer.txt                 the text alone goes to standard output
   handmesh run "fix the test" --environment docker       another environment for its hand
   handmesh run "compare them" --hand a=default --hand b=docker
-  handmesh run "list the files" --harness claude_code    another kind of brain
-  handmesh run "what did we say?" --memory team=team --tool session_events
+  handmesh run "list the files" --harness claude_code    another kind of brain; see: handmesh harness types
   handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
+  handmesh run "what did we say?" --memory team=team --tool session_events
+  handmesh run "ask three others" --children 3           it may start three sessions
   handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
 
 \b
@@ -40,6 +41,9 @@ def run(
         str, typer.Argument(metavar="TASK", help="What the agent should do; - reads it from standard input.")
     ],
     session_id: Annotated[str, typer.Option("--session", metavar="ID", help="Go on with this session.")] = "",
+    harness: Annotated[
+        str, typer.Option(metavar="NAME", help="The harness type, of `handmesh harness types`. Default: messages.")
+    ] = "",
     model: Annotated[
         str, typer.Option(metavar="NAME", help="The model's name. Default: the newest that the harness knows.")
     ] = "",
@@ -54,16 +58,18 @@ def run(
     budget: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="A limit: tokens=50000, cost=2.50, ...; repeatable.")
     ] = None,
-    harness: Annotated[
-        str, typer.Option(metavar="TYPE", help="The harness type, such as claude_code. Default: messages.")
-    ] = "",
-    memory: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=STORE[:ro]", help="A memory store for the model, by id or name; repeatable."),
-    ] = None,
     tool: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A tool of the mesh's own: session_events; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A tool of the mesh's own, see docs/tools.md; repeatable.")
     ] = None,
+    memory: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=STORE[:ro]", help="A memory store, by id or name; repeatable.")
+    ] = None,
+    children: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many sessions it may start; gives it the tools to do so.")
+    ] = 0,
+    child_depth: Annotated[
+        int, typer.Option(min=0, metavar="N", help="How many levels of sessions may be below it. Default: 1.")
+    ] = 0,
     timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -73,27 +79,15 @@ def run(
     async def body() -> int:
         from handmesh.cli.arguments import RunOptions, text_of
 
-        options = RunOptions(
-            model,
-            system,
-            title,
-            environment,
-            hand or (),
-            no_hands,
-            mcp or (),
-            vault or (),
-            label or (),
-            budget or (),
-            harness,
-            memory or (),
-            tool or (),
-        )
+        rest = (hand or (), no_hands, mcp or (), vault or (), label or (), budget or ())
+        more = (harness, tool or (), children, child_depth, memory or ())
+        options = RunOptions(model, system, title, environment, *rest, *more)
         text = text_of(task)
         from handmesh.client import connect
 
         async with connect(data_directory=data_directory) as mesh:
             session, position = await _begin(mesh, text, session_id, options)
-            return await _follow(session, position, as_json=as_json, timeout=timeout, goes_on=bool(session_id))
+            return await _follow(mesh, session, position, as_json=as_json, timeout=timeout, goes_on=bool(session_id))
 
     run_body(body)
 
@@ -114,17 +108,25 @@ async def _begin(mesh: Client, text: str, session_id: str, options: RunOptions) 
     return session, await session.send(text)
 
 
-async def _follow(session: Session, position: int, *, as_json: bool, timeout: float | None, goes_on: bool) -> int:
+async def _follow(
+    mesh: Client, session: Session, position: int, *, as_json: bool, timeout: float | None, goes_on: bool
+) -> int:
+    import asyncio
+
     from handmesh.cli import exits
     from handmesh.cli.following import unless_told, until_turn_ends
     from handmesh.cli.printing import console, print_json
     from handmesh.cli.spending import name_of, way_on
     from handmesh.cli.transcript import Transcript
+    from handmesh.cli.waiting import explain
     from handmesh.session.v1 import event_pb2
 
     transcript = Transcript(console(stderr=True))
+    heard = asyncio.Event()  # a harness, or the turn's end
 
     def show(item: Item) -> None:
+        if not isinstance(item, event_pb2.Event) or item.emitter == "harness":
+            heard.set()
         if isinstance(item, event_pb2.Event):
             print_json(item) if as_json else transcript.show(item)
         elif not as_json:
@@ -138,7 +140,9 @@ async def _follow(session: Session, position: int, *, as_json: bool, timeout: fl
             transcript.note(f"paused: {name_of(paused)}; {way_on(session.id, paused)}", "yellow")
         return code
 
+    waiting = asyncio.create_task(explain(mesh, session.id, heard, transcript.note))
     try:
         return await unless_told(session, work(), timeout, transcript.note)
     finally:
+        waiting.cancel()
         transcript.note(f"look: handmesh events {session.id}   go on: handmesh run --session {session.id} ...")

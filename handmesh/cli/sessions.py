@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,7 @@ def sessions(
     harness: Annotated[str, typer.Option(metavar="TYPE", help="Only those of this harness type.")] = "",
     archived: Annotated[bool, typer.Option("--archived", help="Also those that are archived.")] = False,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Most sessions to show.")] = 50,
+    tree: Annotated[bool, typer.Option("--tree", help="Each below the session that started it.")] = False,
     as_json: Json = False,
     data_directory: DataDirectory = None,
 ) -> None:
@@ -72,7 +74,7 @@ def sessions(
                 if len(found) == limit:
                     break
         if not as_json and found:
-            console().print(_table(found))
+            console().print(_table(in_tree(found) if tree else [(0, each) for each in found]))
             for each in found:
                 if each.paused_budget:
                     typer.echo(f"{each.session_id} is paused; {way_on(each.session_id, each.paused_budget)}", err=True)
@@ -222,7 +224,29 @@ def end(
     run(body)
 
 
-def _table(found: list[session_pb2.Session]) -> Table:
+def in_tree(found: Sequence[session_pb2.Session]) -> list[tuple[int, session_pb2.Session]]:
+    """Puts each session below the one that started it, if that is there, and says how deep it lies. The others stay in
+    their order; those below are in the order in which they began."""
+    there = {each.session_id for each in found}
+    below: dict[str, list[session_pb2.Session]] = {}
+    for each in found:
+        parent = each.config.parent_session_id
+        if parent in there:
+            below.setdefault(parent, []).insert(0, each)
+        else:
+            below.setdefault("", []).append(each)
+    placed: list[tuple[int, session_pb2.Session]] = []
+
+    def place(parent: str, depth: int) -> None:
+        for each in below.get(parent, ()):
+            placed.append((depth, each))
+            place(each.session_id, depth + 1)
+
+    place("", 0)
+    return placed
+
+
+def _table(found: Sequence[tuple[int, session_pb2.Session]]) -> Table:
     from rich.table import Table
 
     from handmesh.cli.escape import one_line
@@ -233,12 +257,13 @@ def _table(found: list[session_pb2.Session]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("session", "status", "began", "turns", "events", "tokens", "cost", "title"):
         table.add_column(name, no_wrap=name != "title", justify="right" if name in _NUMBERS else "left")
-    for each in found:
+    for depth, each in found:
         began = each.create_time.ToDatetime(tzinfo=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         status = enum_word(session_pb2.SessionStatus, each.status, "SESSION_STATUS_")
         cost = dollars(each.cost_micros) if each.cost_micros else "-"
         numbers = (str(each.turns), str(each.last_position), f"{tokens_of(each.usage):,}", cost)
-        table.add_row(each.session_id, status_of(each, status), began, *numbers, one_line(each.config.title, 60))
+        name = f"{'  ' * (depth - 1)}└ {each.session_id}" if depth else each.session_id
+        table.add_row(name, status_of(each, status), began, *numbers, one_line(each.config.title, 60))
     return table
 
 

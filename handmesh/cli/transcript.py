@@ -21,7 +21,9 @@ from handmesh.session.v1 import event_pb2, session_pb2
 RESULT_LINES = 6
 """Lines of a tool's result that are shown; `handmesh events --json` has all of it."""
 
-_QUIET = frozenset({"session_started", "message_received", "tool_started", "tools_offered", "interrupt_requested"})
+_QUIET = frozenset(
+    {"session_started", "message_received", "tool_started", "tools_offered", "interrupt_requested", "child_rested"}
+)
 
 
 class Transcript:

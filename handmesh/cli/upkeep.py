@@ -30,6 +30,7 @@ ALLOW_UNISOLATED, DOCKER_HOST = "HANDMESH_ALLOW_UNISOLATED", "DOCKER_HOST"
 OUTBOUND_ALLOW = "HANDMESH_OUTBOUND_ALLOW"
 PACKAGE_HOSTS = "HANDMESH_VAULT_PROXY_PACKAGE_HOSTS"
 PRICES_FILE = "HANDMESH_MODEL_PRICES_FILE"
+HARNESS_TYPES = "HANDMESH_HARNESS_TYPES"
 
 LOOK_EVERY = 0.05
 """Seconds between two looks at which parts are up, while a person waits."""
@@ -76,9 +77,15 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         extra={
             "sandbox": _sandbox_variables(options),
             "vault_proxy": _handed_on(OUTBOUND_ALLOW) | _handed_on(PACKAGE_HOSTS),
-            "harness": {name: str(Path(file).absolute()) for name, file in _handed_on(PRICES_FILE).items()},
+            "harness": _harness_variables(),
         },
     )
+
+
+def _harness_variables() -> dict[str, str]:
+    """Returns what the harness is told besides: prices, and which types it is."""
+    prices = {name: str(Path(file).absolute()) for name, file in _handed_on(PRICES_FILE).items()}
+    return prices | _handed_on(HARNESS_TYPES)
 
 
 def _sandbox_variables(options: UpOptions) -> dict[str, str]:

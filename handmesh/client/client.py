@@ -14,9 +14,11 @@ from handmesh.client.addresses import Addresses, api_key_file, local_api_key
 from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError, raised
 from handmesh.client.hand_tokens import HandTokens
+from handmesh.client.hands import Hands
 from handmesh.client.memories import Memories
 from handmesh.client.session import Session, blocks_of, message, new_event_id
 from handmesh.client.vaults import ONCE, Vaults
+from handmesh.harness.v1 import harness_pb2
 from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
@@ -84,6 +86,7 @@ class Client:
         self.vaults = Vaults(self)
         self.memories = Memories(self.session_link)
         self.hand_tokens = HandTokens(self)
+        self.hands = Hands(self)
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,6 +150,16 @@ class Client:
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
+
+    async def harness_types(self) -> list[harness_pb2.HarnessType]:
+        """Returns the harness types that the harness knows which answers, and why it is not of some of them."""
+        request = harness_pb2.ListHarnessTypesRequest()
+        return list((await self.harness_link.call(self.harness_stub.ListHarnessTypes, request)).types)
+
+    async def served_types(self) -> list[session_pb2.ServedType]:
+        """Returns the harness types that any harness of the mesh takes sessions of, with the room that there is."""
+        request = session_pb2.ListServedTypesRequest()
+        return list((await self.session_link.call(self.session_stub.ListServedTypes, request)).types)
 
     async def audit(self, session_id: str | None = None) -> AsyncIterator[session_pb2.AuditEntry]:
         """Yields what credentials were used for and what doors refused, oldest first: by a session, which may be

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from handmesh.client import blobs, export
+from handmesh.client.errors import HandmeshError
 from handmesh.client.watching import PATIENCE, watch
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import tool_pb2
@@ -21,6 +22,9 @@ PAGE = 1_000
 
 FORK_SECONDS = 300.0
 """How long a fork may take: the events are copied."""
+
+MOVE_TRIES = 20
+"""How often a session is looked at that is to be moved and always changes."""
 
 
 class Session:
@@ -116,6 +120,23 @@ class Session:
             session_id=self.id, config=config, expected_position=expected_position
         )
         return (await self._client.session_link.call(self._client.session_stub.UpdateSession, request)).session
+
+    async def move(self, harness: str) -> str:
+        """Makes it a session of another harness type, and returns the one that it was of.
+
+        Nothing else of its configuration changes, whoever changes that meanwhile.
+        """
+        for left in reversed(range(MOVE_TRIES)):
+            found = await self.get()
+            before, found.config.harness = found.config.harness, harness
+            try:
+                await self.update(found.config, expected_position=found.last_position)
+            except HandmeshError as problem:
+                if problem.reason != "POSITION_CONFLICT" or not left:
+                    raise
+            else:
+                break
+        return before
 
     async def end(self, reason: str = "") -> session_pb2.Session:
         """Ends the session for good: nothing is appended after it, and its grants are void."""

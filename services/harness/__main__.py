@@ -12,6 +12,7 @@ from os import getpid
 from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from services.harness.adapters.anthropic import AnthropicModel
+from services.harness.adapters.giving import RemoteGiving
 from services.harness.adapters.memories import RemoteMemories
 from services.harness.adapters.others import RemoteOthers
 from services.harness.adapters.pictures import ProcessPictures
@@ -19,6 +20,7 @@ from services.harness.adapters.sandbox import RemoteHands
 from services.harness.adapters.session import RemoteLog, offer
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
+from services.harness.mesh.hands import HandOvers
 from services.harness.mesh.memory import MemoryTools
 from services.harness.mesh.session_events import SessionEvents
 from services.harness.mesh.sessions import SessionTools
@@ -55,17 +57,23 @@ async def run(settings: Settings) -> None:
     prices, listed = _prices(settings), _types(settings)
     types = {each.name: each.kind for each in listed if each.kind is not None}
     to_session = connect(settings.session_address, settings.tls_dir)
+    to_sandbox = connect(settings.sandbox_address, settings.tls_dir)
     session = SessionServiceStub(to_session)
     model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
     ports = Ports(
         model=model,
-        hands=RemoteHands(connect(settings.sandbox_address, settings.tls_dir)),
+        hands=RemoteHands(to_sandbox),
         servers=RemoteServers(connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE)),
         now=time.time,
         jitter=random.random,
         prices=prices,
         pictures=ProcessPictures(),
-        mesh=(MemoryTools(RemoteMemories(to_session)), SessionEvents(), SessionTools(RemoteOthers(session), time.time)),
+        mesh=(
+            MemoryTools(RemoteMemories(to_session)),
+            SessionEvents(),
+            SessionTools(RemoteOthers(session), time.time),
+            HandOvers(RemoteGiving(to_sandbox, session)),
+        ),
     )
     instance = f"{socket.gethostname()}:{getpid()}"
     runs = Runs(

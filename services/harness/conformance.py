@@ -78,12 +78,13 @@ class Stand:
 def stand_of(place: str) -> Stand:
     """Returns the stand of the type in a module.
 
-    One that needs more than its ports has a module `rehearsed` beside it, with `stand() -> Stand`. Raises NotAvailable.
+    A package that needs more than its ports has a module `rehearsed` in it, with `stand() -> Stand`. Raises
+    NotAvailable.
     """
-    if importlib.util.find_spec(f"{place}.rehearsed") is not None:
+    module = importlib.import_module(place)
+    if hasattr(module, "__path__") and importlib.util.find_spec(f"{place}.rehearsed") is not None:
         made: Stand = importlib.import_module(f"{place}.rehearsed").stand()
         return made
-    module = importlib.import_module(place)
     traits = getattr(module, "TRAITS", Traits(place.rpartition(".")[2]))
     return Stand(traits.name, lambda ports: nullcontext(module.make(None)), traits.tools)
 
@@ -330,12 +331,12 @@ async def check_12_it_keeps_to_a_budget(stand: Stand) -> None:
 async def check_13_it_says_when_the_model_fails(stand: Stand) -> None:
     """What cannot help is not tried again: the log has the reason, and the turn ends as failed."""
     world = stand.world()
-    world.turns = lambda told, times: ModelFailure("MODEL_KEY_INVALID", "no such key", retryable=False)
+    world.turns = lambda told, times: ModelFailure("MODEL_KEY_REFUSED", "no such key", retryable=False)
     await settle(stand, world)
     if not world.asked:
         raise NotAsked("it asks no model")
     assert ends(world.log) == ["FAILED"] and len(world.asked) == 1
-    assert [it.reason for it in world.log.only("error_raised")] == ["MODEL_KEY_INVALID"]
+    assert [it.reason for it in world.log.only("error_raised")] == ["MODEL_KEY_REFUSED"]
 
 
 async def check_14_it_tries_a_model_again(stand: Stand) -> None:

@@ -114,22 +114,17 @@ class Leave:
         self._passes.note(granted.session_id, granted.epoch, grant)
         return right
 
-    async def to_hand_over(self, context: Context, sandbox_id: str, epoch: int) -> None:
-        """Lets somebody give a hand away: clients, and its session's harness. Raises as `to_act`."""
-        await self.to_act(context, sandbox_id, epoch)
-        await self._check_owned(sandbox_id)
+    async def to_hand_over(self, context: Context, sandbox_id: str, epoch: int) -> Right:
+        """Lets somebody give a hand away or share it: clients, and its session's harness. Raises as `to_act`.
 
-    async def to_transfer(self, context: Context, sandbox_id: str, epoch: int) -> Right:
-        """Is `to_hand_over`, but lets an owner of before ask again: with `past` only for what was done already."""
+        An owner of before may ask again, with `past`, for what was done already.
+        """
         right = await self.to_execute(context, sandbox_id, epoch)
         if right.reads:
             raise _only_read()
-        await self._check_owned(sandbox_id, right)
-        return right
-
-    async def _check_owned(self, sandbox_id: str, right: Right = EVERYTHING) -> None:
         if caller().kind == HARNESS and not (right.past or (await self._labels(sandbox_id)).session_id):
             raise Unauthenticated("GRANT_INVALID", "no session owns this hand")
+        return right
 
     async def to_provision(self, context: Context, session_id: str, epoch: int) -> None:
         """Lets somebody make a sandbox for a session. Raises as `to_act`, and Gone (`SESSION_NOT_FOUND`)."""

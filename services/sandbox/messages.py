@@ -61,6 +61,7 @@ def sandbox(info: SandboxInfo) -> pb.Sandbox:
         leaving=is_leaving(labels),
         readers=[pb.HandReader(session_id=it.session_id, hand=it.hand) for it in labels.readers if not it.leaving],
         description=labels.description,
+        previous_session_id=labels.past[-1].session_id if labels.past else "",
     )
     sandbox.create_time.FromNanoseconds(int(labels.create_time * 1e9))
     return sandbox

@@ -41,14 +41,19 @@ class Owners:
         self.shares = Shares(records)
         self._moving: dict[str, asyncio.Task[None]] = {}  # by sandbox; whoever asks meanwhile waits with it
 
-    async def transfer(self, sandbox_id: str, goal: Goal, expected: int, seconds: float) -> SandboxInfo:
+    async def transfer(
+        self, sandbox_id: str, goal: Goal, expected: int, seconds: float, by_session: str = ""
+    ) -> SandboxInfo:
         """Gives a hand to a session or to nobody (see `SandboxService.Transfer`). `seconds` are for what runs.
 
-        A goal without a name means the one that it has. A caller that goes away ends nothing that was begun.
+        `by_session` is whose harness asks; empty for others. A goal without a name means the one that the hand has.
+        A caller that goes away ends nothing that was begun.
         """
         _, info = await self._backends.find(sandbox_id)
         goal = goal if goal.hand else replace(goal, hand=info.labels.standing or info.labels.hand)
         core.check_name(goal.hand)
+        if by_session and goal.session_id:
+            await self._records.check_kin(by_session, goal.session_id)
         if info.labels.move is not None and not core.is_leaving(info.labels):
             await self._carried(sandbox_id)  # it has just come: only its log is to be told
         async with self._records.naming:

@@ -35,6 +35,8 @@ class SessionSeen:
     archived: bool = False
     hands: Mapping[str, str] = field(default_factory=dict)
     servers: Collection[str] = ()
+    parent: str = ""
+    hand_over_to: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,13 @@ def check_session(session_id: str, seen: SessionSeen) -> None:
         raise Refused("SESSION_ENDED", f"session {session_id} has ended")
     if seen.archived:
         raise Refused("SESSION_ARCHIVED", f"session {session_id} is archived")
+
+
+def check_kin(session_id: str, seen: SessionSeen, to_session_id: str, to: SessionSeen) -> None:
+    """Raises Denied (`HAND_OVER_DENIED`) unless a session's harness may give its hands to another one."""
+    if to_session_id not in (seen.parent, *seen.hand_over_to) and to.parent != session_id:
+        what = "a session may give its hands to its parent, to those that it has started and to those it was told"
+        raise Denied("HAND_OVER_DENIED", what, session_id=to_session_id)
 
 
 def check_free(labels: Labels, goal: Goal, tenant: str, seen: SessionSeen | None, others: Iterable[Labels]) -> None:

@@ -88,6 +88,8 @@ class SessionLogs:
             session.archived,
             named or ({} if config.no_hands else {MAIN_HAND: ""}),
             frozenset(server.name for server in config.mcp_servers),
+            config.parent_session_id,
+            frozenset(config.hand_over_to),
         )
 
     async def say(self, session_id: str, tenant: str, event_id: str, said: Said) -> None:

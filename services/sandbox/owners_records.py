@@ -46,6 +46,14 @@ class OwnerRecords:
         others = [other for other in others if other.sandbox_id != labels.sandbox_id]
         core.check_free(labels, goal, tenant, seen, others)
 
+    async def check_kin(self, session_id: str, to_session_id: str) -> None:
+        """Raises Denied (`HAND_OVER_DENIED`) unless a session's harness may give its hands to another one."""
+        try:
+            to = await self.logs.seen(to_session_id)
+        except Gone:
+            to = SessionSeen("")  # one that is not there is told like one that may not be
+        core.check_kin(session_id, await self.logs.seen(session_id), to_session_id, to)
+
     async def tenant_of(self, labels: Labels) -> str:
         """Returns whose a hand is. A session that was deleted meanwhile cannot say: the next one is asked."""
         to = labels.move.to_session_id if labels.move is not None else ""

@@ -20,8 +20,10 @@ class Shares:
         """Shares nothing yet."""
         self._records = records
 
-    async def share(self, sandbox_id: str, session_id: str, hand_name: str) -> SandboxInfo:
-        """Lets a session read a hand (see `SandboxService.ShareHand`)."""
+    async def share(self, sandbox_id: str, session_id: str, hand_name: str, by_session: str = "") -> SandboxInfo:
+        """Lets a session read a hand (see `SandboxService.ShareHand`). `by_session` as in `Owners.transfer`."""
+        if by_session:
+            await self._records.check_kin(by_session, session_id)
         async with self._records.naming:
             hand, info = await self._records.backends.find(sandbox_id)
             labels = info.labels

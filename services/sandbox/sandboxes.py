@@ -351,6 +351,10 @@ class Sandboxes:
         recipe = self._recipe(environment, owner)
         return Toolbox(recipe.name, described(recipe), self._backends.hand(recipe.backend).tools(recipe))
 
+    async def found(self, sandbox_id: str) -> SandboxInfo:
+        """Returns what is known of a sandbox. Raises Gone (`SANDBOX_GONE`)."""
+        return (await self._backends.find(sandbox_id))[1]
+
     async def living(self, session_id: str) -> list[SandboxInfo]:
         """Lists the sandboxes that live, oldest first; of one session unless that is empty."""
         found = [info for hand in self._backends.with_state() for info in await hand.list()]

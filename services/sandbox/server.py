@@ -15,7 +15,7 @@ from services.sandbox.hand import Chunk, SandboxInfo
 from services.sandbox.leave import HARNESS, Leave
 from services.sandbox.networks import described
 from services.sandbox.owners import Owners
-from services.sandbox.owners_core import Goal, settle_seconds
+from services.sandbox.owners_core import Goal, settle_seconds, transferred
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
@@ -155,18 +155,22 @@ class SandboxServicer(WorkerCalls):
         seconds = settle_seconds(
             request.settle_timeout.ToNanoseconds() / 1e9 if request.HasField("settle_timeout") else None
         )
-        right = await self._leave.to_transfer(context, request.sandbox_id, request.epoch)
+        right = await self._leave.to_hand_over(context, request.sandbox_id, request.epoch)
         goal = Goal(request.to_session_id, request.to_hand)
         if right.past:
             info = await self._owners.transferred(request.sandbox_id, goal, right.past)
         else:
-            info = await self._owners.transfer(request.sandbox_id, goal, request.expected_generation, seconds)
+            expected = request.expected_generation
+            info = await self._owners.transfer(request.sandbox_id, goal, expected, seconds, right.session_id)
         return pb.TransferResponse(sandbox=messages.sandbox(info))
 
     async def ShareHand(self, request: pb.ShareHandRequest, context: Context) -> pb.ShareHandResponse:
-        await self._leave.to_hand_over(context, request.sandbox_id, request.epoch)
+        right = await self._leave.to_hand_over(context, request.sandbox_id, request.epoch)
+        if right.past:
+            raise transferred((await self._sandboxes.found(request.sandbox_id)).labels)
         if request.revoke:
             info = await self._owners.shares.unshare(request.sandbox_id, request.session_id)
         else:
-            info = await self._owners.shares.share(request.sandbox_id, request.session_id, request.hand)
+            by = right.session_id
+            info = await self._owners.shares.share(request.sandbox_id, request.session_id, request.hand, by)
         return pb.ShareHandResponse(sandbox=messages.sandbox(info))

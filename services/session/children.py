@@ -77,7 +77,7 @@ class Children:
         """Writes to a child or the parent of the grant's session (see `SendMessage`)."""
         granted = await self._grants.check(grant)
         mine, its = granted.session_id, request.session_id
-        if not started(await self._writer.current(mine), its) and not await self._is_parent(its, granted):
+        if not await self._is_child(mine, its) and not await self._is_child(its, mine):
             raise Gone("SESSION_NOT_FOUND", f"no such session: {its}", session_id=its)
         # Named anew: an id that the writer chose could be one that the other session needs.
         name = hashlib.sha256(f"{mine}\0{request.event_id}".encode()).hexdigest()[:40] if request.event_id else ""
@@ -89,7 +89,7 @@ class Children:
     async def end(self, grant: str, session_id: str, reason: str) -> Session:
         """Ends a child of the grant's session (see `EndSession`)."""
         granted = await self._grants.check(grant)
-        if not started(await self._writer.current(granted.session_id), session_id):
+        if not await self._is_child(granted.session_id, session_id):
             raise Gone("SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id)
         return await self._sessions.end(session_id, reason, granted.tenant)
 
@@ -147,10 +147,11 @@ class Children:
             depths.append(state.max_depth)
         return depths
 
-    async def _is_parent(self, session_id: str, granted: Granted) -> bool:
-        if session_id != granted.config.parent_session_id:
+    async def _is_child(self, parent: str, child: str) -> bool:
+        """Says whether one session has started another: both logs have to say so."""
+        if (await self._writer.current(child)).parent != parent:
             return False
-        return started(await self._writer.current(session_id), granted.session_id)
+        return started(await self._writer.current(parent), child)
 
     async def _send(self, session_id: str, draft: Draft) -> Appended:
         appended = await self._sessions.append(session_id, draft)

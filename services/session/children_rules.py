@@ -41,7 +41,7 @@ def bounded(asked: SessionConfig, parent: SessionConfig, parent_id: str, used: U
     _check_hands(child, parent)
     _check_servers(child, parent)
     _check_memories(child, parent)
-    for field in ("vault_ids", "mesh_tools", "custom_tools"):
+    for field in ("vault_ids", "mesh_tools", "custom_tools", "hand_over_to"):
         theirs = list(getattr(parent, field))
         if any(each not in theirs for each in getattr(child, field)):
             _deny(field)

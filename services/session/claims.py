@@ -37,6 +37,7 @@ from services.session.writer import Appended, Writer
 TAKE_SECONDS = 5.0
 REFUSED_SECONDS = 1.0  # until a session that a harness refused is offered again
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 60.0  # until one is for which a harness did nothing; doubled each time
+TAKE_UP_SECONDS = 30.0  # that a harness has to take up what it was offered, before others are
 HAND_OVER_SECONDS = 2.0  # that harnesses have to come to another replica when this one goes
 
 _journal = Journal("services.session.claims")
@@ -59,6 +60,7 @@ class Claims:
         self._left: dict[str, Claim] = {}  # claims of streams that ended because this process does
         self._ended: Bounded[None] = Bounded()  # claims that were released
         self._newest = Newest()
+        self._taken_away: Bounded[Stream] = Bounded()  # claims whose harness did nothing
         self._idle: Bounded[int] = Bounded()  # sessions for which a harness did nothing, how often
         self._streams: set[Stream] = set()
         self._handed_over = asyncio.Event()
@@ -106,6 +108,24 @@ class Claims:
             for claim in (*self._claims.values(), *self._left.values()):
                 if claim.item is not None:
                     await claim.item.hold()
+                if claim.due is not None and claim.due <= self._now():
+                    with contextlib.suppress(Unavailable):  # then it is looked at again
+                        await self._take_away(claim)
+
+    async def _take_away(self, claim: Claim) -> None:
+        """Offers a session to others that its harness was offered and has not taken up."""
+        state = await self._state(claim.session_id)
+        claim.due = None
+        if claim.claim_id not in self._claims or state is None:
+            return
+        if not needs_harness(state) or state.last_step > claim.head:
+            return
+        _journal.warning("harness is idle", session_id=claim.session_id, instance=claim.stream.instance)
+        self._unbind(claim)
+        claim.stream.idle(claim)
+        self._ended[claim.claim_id] = None
+        self._taken_away[claim.claim_id] = claim.stream
+        await self._back(claim)
 
     async def want(self, session_id: str, state: WriteState, appended: Appended | None = None) -> None:
         """Sees to it that somebody is offered the session, and what was appended, if need be. Durable on return."""
@@ -158,6 +178,8 @@ class Claims:
     async def release(self, claim_id: str, wake_time: int | None, refused: bool, session_id: str = "") -> bool:
         """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone."""
         if claim_id in self._ended:
+            if (stream := self._taken_away.pop(claim_id, None)) is not None:
+                stream.forgive(claim_id)
             return False
         claim = self._claims.get(claim_id) or await self._inherited(session_id)
         if claim is None:
@@ -227,7 +249,8 @@ class Claims:
             await item.back()
         else:
             events = self._newest.take(session_id, state.head)
-            self._register(Claim(session_id, harness, state.head, item, stream, events))
+            due = self._now() + int(TAKE_UP_SECONDS * 1e9)
+            self._register(Claim(session_id, harness, state.head, item, stream, events, due))
 
     async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
         """Says whether its harness went to another replica, which then has the item."""

@@ -24,6 +24,7 @@ MAX_LABELS = 32
 MAX_LABEL_KEY = 64
 MAX_LABEL_VALUE = 256
 MAX_TITLE = 1_024
+MAX_HANDED = 32
 MAX_NAMED = 64  # hands, servers, tools or policies of one session
 MAX_VAULTS = 16  # of one session: the vault's policy has a line for each
 MAX_MEMORY_STORES = 16  # of one session
@@ -79,6 +80,10 @@ def check(config: SessionConfig) -> None:
             _refuse(f"tool_policies[{at}].action", "must be ALLOW, ASK or DENY")
     _check_memory(config.memory_stores)
     _check_mesh_tools(config.mesh_tools)
+    if len(config.hand_over_to) > MAX_HANDED:
+        _refuse("hand_over_to", f"has at most {MAX_HANDED} entries")
+    if not all(ids.MINTED.fullmatch(each) for each in config.hand_over_to):
+        _refuse("hand_over_to", "has ids of sessions")
     _check_budgets("budgets", config.budgets)
     for field, most in (("max_depth", MAX_DEPTH), ("max_children", MAX_CHILDREN)):
         if not 0 <= getattr(config.child_limits, field) <= most:

@@ -3,6 +3,9 @@
 A session that is over (it has ended, is archived or deleted) takes those with it that it has started, and they theirs.
 It is over first: from then on its log takes no `ChildStarted`, so no child is missed. A child's end is told to its
 parent's log behind it. Each step may be taken again; what a process that died has not done `orphans` finds.
+
+A log that was imported says of children whatever its author likes. So a session is that one's child which its own log
+names as its parent, and nobody else's.
 """
 
 from __future__ import annotations
@@ -57,19 +60,19 @@ class Families:
         self._index.note(session_id, state)
         failpoints.hit("session.end_stored")
         await self._grants.revoke(session_id, below_epoch=0)
-        await self.settle(state.children)
+        await self.settle(session_id, state.children)
         if state.parent:
             await self.tell(state.parent, session_id, reason or ENDED)
 
-    async def settle(self, children: Iterable[str]) -> None:
-        """Ends sessions whose parent is over. One that cannot be ended keeps none of the others."""
+    async def settle(self, session_id: str, children: Iterable[str]) -> None:
+        """Ends the children of a session that is over. One that cannot be ended keeps none of the others."""
         for part in _parts(children):
-            await asyncio.gather(*map(self._end_child, part))
+            await asyncio.gather(*(self._end_child(session_id, child) for child in part))
 
     async def forget(self, session_id: str, parent: str, reason: str) -> None:
         """Settles the children of a session that is deleted, and tells its parent. Its log cannot be read any more."""
         await self._listing.sync()
-        await self.settle(self._listing.children_of(session_id))
+        await self.settle(session_id, self._listing.children_of(session_id))
         if parent:
             await self.tell(parent, session_id, reason)
 
@@ -100,15 +103,17 @@ class Families:
         self._index.note(session_id, appended.state)
         await self._claims.want(session_id, appended.state, appended)
 
-    async def interrupt(self, state: WriteState, event_id: str) -> None:
+    async def interrupt(self, session_id: str, state: WriteState, event_id: str) -> None:
         """Asks all sessions below one to stop their turns. `event_id` is what the request is called in their logs."""
         for part in _parts(state.children):
-            await asyncio.gather(*(self.interrupt_child(child, event_id) for child in part))
+            await asyncio.gather(*(self.interrupt_child(session_id, child, event_id) for child in part))
 
-    async def interrupt_child(self, child: str, event_id: str) -> None:
+    async def interrupt_child(self, parent: str, child: str, event_id: str) -> None:
         """Asks one to stop its turn, if it is in any, and those below it."""
         try:
             state = await self._writer.current(child)
+            if state.parent != parent:
+                return
             if status(state) in _AT_WORK and not state.archived:
                 event = Event(event_id=event_id, interrupt_requested=InterruptRequested())
                 draft = Draft([event], [codec.fact_of(event, SESSION)])
@@ -116,13 +121,14 @@ class Families:
                 state = appended.state
                 self._index.note(child, state)
                 await self._claims.want(child, state, appended)
-            await self.interrupt(state, event_id)
+            await self.interrupt(child, state, event_id)
         except (Gone, Refused, Full, Invalid) as problem:
             _journal.warning("child not interrupted", session_id=child, reason=problem.reason)
 
-    async def _end_child(self, child: str) -> None:
+    async def _end_child(self, parent: str, child: str) -> None:
         try:
-            await self.end(child, PARENT_OVER, None)
+            if (await self._writer.current(child)).parent == parent:
+                await self.end(child, PARENT_OVER, None)
         except (Gone, Refused, Full) as problem:  # it is not there yet, archived, damaged: `orphans` looks again
             _journal.warning("child not ended", session_id=child, reason=problem.reason)
 

@@ -96,7 +96,7 @@ class Lifecycle:
             await self._hear(session_id, state)
         else:
             await self._grants.revoke(session_id, below_epoch=0)
-            await self._families.settle(state.children)
+            await self._families.settle(session_id, state.children)
         await self._claims.want(session_id, state)
 
     async def _hear(self, session_id: str, state: WriteState) -> None:

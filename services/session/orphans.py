@@ -70,7 +70,7 @@ class Orphans:
             _journal.warning("child ended behind its parent", session_id=child.session_id)
         elif parent is not None and _missed(parent, state, child):
             event_id = interrupt_id(child.row.parent, parent.interrupt_time)
-            await self._families.interrupt_child(child.session_id, event_id)
+            await self._families.interrupt_child(child.row.parent, child.session_id, event_id)
 
     async def _clear(self, child: Child) -> None:
         """Deletes what never came to be: nothing is made under its id any more, and its parent is told."""

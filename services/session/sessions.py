@@ -212,7 +212,7 @@ class Sessions:
             last = appended.first_position + len(draft.facts) - 1
             self._behind(self._families.rested(session_id, appended.state.parent, draft.facts[-1].kind, last))
         if appended.state.children and any(fact.kind == "interrupt_requested" for fact in draft.facts):
-            await self._families.interrupt(appended.state, interrupt_id(session_id, appended.time))
+            await self._families.interrupt(session_id, appended.state, interrupt_id(session_id, appended.time))
         return Emitted(appended)
 
     async def append(self, session_id: str, draft: Draft) -> Appended:

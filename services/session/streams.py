@@ -42,6 +42,9 @@ class Claim:
     item: WorkItem | None
     stream: Stream
     events: bytes = field(default=b"", repr=False)  # the log's last ones, as they are stored
+    due: int | None = (
+        None  # by when its harness has to have taken the session up; none when it was at work on it before
+    )
     claim_id: str = field(default_factory=lambda: ids.mint("claim"))
 
 
@@ -89,6 +92,7 @@ class Stream:
         self.instance = instance
         self.harnesses = frozenset(harnesses)
         self.claims: set[Claim] = set()
+        self.idled: set[str] = set()  # claims that were taken from it, for it did nothing, until it gives them back
         self.closed = False
         self._capacity = capacity
         self._offers: asyncio.Queue[Claim | Exception] = asyncio.Queue()
@@ -104,7 +108,7 @@ class Stream:
     @property
     def room(self) -> int:
         """How many more may be offered."""
-        return 0 if self.closed else max(0, self._capacity - len(self.claims))
+        return 0 if self.closed or self.idled else max(0, self._capacity - len(self.claims))
 
     async def has_room(self) -> None:
         """Waits until it is not full."""
@@ -130,6 +134,15 @@ class Stream:
         self.claims.discard(claim)
         self._room.set()
 
+    def idle(self, claim: Claim) -> None:
+        """Notes that a claim was taken away. Nothing new is offered until the harness shows life, by giving it back."""
+        self.idled.add(claim.claim_id)
+
+    def forgive(self, claim_id: str) -> None:
+        """The harness has given back what was taken away."""
+        self.idled.discard(claim_id)
+        self._room.set()
+
     def end(self, problem: Exception) -> None:
         """Ends the stream with an error."""
         self._offers.put_nowait(problem)
@@ -144,5 +157,5 @@ class Stream:
                 return None
             if isinstance(offer, Exception):
                 raise offer
-            if offer in self.claims:  # else it was dropped before it was offered
+            if offer in self.claims or offer.claim_id in self.idled:  # else it was dropped before it was offered
                 return offer

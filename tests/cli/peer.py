@@ -48,6 +48,9 @@ class Peer(
         self.sandboxes: list[sandbox_pb2.Sandbox] = []
         self.files: dict[tuple[str, str], bytes] = {}  # by sandbox and path
         self.woken: list[str] = []
+        self.types = [harness_pb2.HarnessType(name="messages", description="Claude.")]
+        self.served = {"messages": (1, 100)}  # harnesses and room
+        self.meanwhile = 0  # so many changes of sessions come too late
         self.archived: set[str] = set()
         self.watches = 0
         self.forgetful = False  # sends the whole log again, whatever position a watcher asks for
@@ -149,6 +152,9 @@ class Peer(
 
     def UpdateSession(self, request, context):
         session_id = self._known(request.session_id, context)
+        if self.meanwhile:
+            self.meanwhile -= 1
+            refuse(context, "ABORTED", "POSITION_CONFLICT", "the log has moved on", last_position="9")
         self.configs[session_id] = request.config
         self.append(session_id, "session", config_changed=event_pb2.ConfigChanged(config=request.config))
         return session_pb2.UpdateSessionResponse(session=self._session(session_id))
@@ -289,6 +295,15 @@ class Peer(
         with self.changed:
             self.changed.wait_for(lambda: len(self.items[session_id]) > seen, timeout=0.1)
             return self.items[session_id][seen:]
+
+    def ListHarnessTypes(self, request, context):
+        if not self.types:
+            refuse(context, "UNAVAILABLE", "UNAVAILABLE", "no harness answers")
+        return harness_pb2.ListHarnessTypesResponse(types=self.types)
+
+    def ListServedTypes(self, request, context):
+        found = [session_pb2.ServedType(name=name, harnesses=n, room=room) for name, (n, room) in self.served.items()]
+        return session_pb2.ListServedTypesResponse(types=found)
 
     def Wake(self, request, context):
         self.woken.append(self._known(request.session_id, context))

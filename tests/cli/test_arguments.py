@@ -2,7 +2,16 @@
 
 import pytest
 
-from handmesh.cli.arguments import RunOptions, UsageError, checked_text, config_of, labels_of, statuses_of
+from handmesh.cli.arguments import (
+    SESSION_TOOLS,
+    RunOptions,
+    UsageError,
+    checked_text,
+    config_of,
+    labels_of,
+    statuses_of,
+)
+from handmesh.cli.sessions import in_tree
 from handmesh.session.v1 import config_pb2, session_pb2
 
 
@@ -30,6 +39,31 @@ def test_options_become_a_configuration() -> None:
         vault_ids=["vault_1"],
         labels={"team": "red", "empty": ""},
     )
+
+
+def test_sessions_that_it_may_start() -> None:
+    """`--children` gives the limits and the tools; with `--tool` only those that are named."""
+    limits = config_pb2.ChildLimits(max_children=3, max_depth=2)
+    config = config_of(RunOptions(children=3, child_depth=2))
+    assert (list(config.mesh_tools), config.child_limits) == (list(SESSION_TOOLS), limits)
+    config = config_of(RunOptions(children=3, mesh_tools=["list_sessions"]))
+    assert (list(config.mesh_tools), config.child_limits) == (["list_sessions"], config_pb2.ChildLimits(max_children=3))
+    assert not config_of(RunOptions(mesh_tools=["session_events"])).HasField("child_limits")
+    with pytest.raises(UsageError, match="--children"):
+        config_of(RunOptions(child_depth=1))
+
+
+def test_a_tree_of_sessions() -> None:
+    """Each below the one that started it, in the order in which they began; one whose parent is not shown stays."""
+    names = {"new": "", "b2": "b", "x": "gone", "b1": "b", "a1": "a", "b": "a", "a": ""}  # newest first
+    found = []
+    for name, parent in names.items():
+        session = session_pb2.Session(session_id=name)
+        if parent:
+            session.config.parent_session_id = parent
+        found.append(session)
+    shown = [(depth, each.session_id) for depth, each in in_tree(found)]
+    assert shown == [(0, "new"), (0, "x"), (0, "a"), (1, "b"), (2, "b1"), (2, "b2"), (1, "a1")]
 
 
 def test_no_options_leave_all_to_the_mesh() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from handmesh.launcher.ports import SERVICES, free_base
 
 pytestmark = [pytest.mark.e2e, pytest.mark.bwrap]
 MOST_SECONDS = 100
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Command:
@@ -52,6 +55,16 @@ def test_a_task_is_done_in_a_real_hand(handmesh: Command) -> None:
     assert done.returncode == 0, done.stderr
     assert "These are the files" in done.stdout
     assert "→ bash: ls -la" in done.stderr
+
+
+def test_sessions_that_start_sessions(handmesh: Command) -> None:
+    """The commands of docs/children.md: both children's answers come back, and the tree shows whose they are."""
+    (block,) = re.findall(r"```sh\n(.*?)```", (DOCS / "children.md").read_text(), re.DOTALL)
+    done = [handmesh(*shlex.split(line)[1:]) for line in block.splitlines()]
+    assert [it.returncode for it in done] == [0] * 4, [it.stderr for it in done]
+    for it in done[:3]:
+        assert it.stdout.count("These are the files") == 2 and it.stderr.count("child_started") == 2
+    assert done[3].stdout.count("└ sess_") == 6
 
 
 def test_the_log_is_there_afterwards(handmesh: Command) -> None:

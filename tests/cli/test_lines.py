@@ -11,6 +11,7 @@ from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import event_pb2
 
 KINDS = [field.name for field in event_pb2.Event.DESCRIPTOR.oneofs_by_name["kind"].fields]
+HI = '[{"type":"text","text":"hi"}]'
 HOSTILE = "\x1b[31m\u202eevil\r\n"
 
 
@@ -69,6 +70,10 @@ def test_the_important_kinds_read_well() -> None:
         content_of(event_pb2.Event(turn_ended=event_pb2.TurnEnded(reason=1, usage=used, cost_micros=12_345))),
         content_of(event_pb2.Event(model_replied=event_pb2.ModelReplied(stop_reason="end_turn", usage=used))),
         content_of(event_pb2.Event(budget_reached=reached)),
+        content_of(event_pb2.Event(message_received=event_pb2.MessageReceived(from_session_id="s", content_json=HI))),
+        content_of(event_pb2.Event(child_started=event_pb2.ChildStarted(child_session_id="s", tool_use_id="t"))),
+        content_of(event_pb2.Event(child_rested=event_pb2.ChildRested(child_session_id="s", kind="turn_ended"))),
+        content_of(event_pb2.Event(child_ended=event_pb2.ChildEnded(child_session_id="s", reason="enough"))),
     ] == [
         "hi",
         "I look. → bash: ls -la [tool_use]",
@@ -78,6 +83,10 @@ def test_the_important_kinds_read_well() -> None:
         "done, 1,234 tokens, $0.0123",
         "[end_turn, 1,234 tokens, no known price]",
         "cost: 2.5 of 2 US dollars are used",
+        "from s: hi",
+        "s, for t",
+        "s: turn_ended",
+        "s: enough",
     ]
 
 

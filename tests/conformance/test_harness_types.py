@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
 from services.harness import loops
 from services.harness.conformance import CHECKS, NotAsked, Stand, stand_of
 from services.harness.ports import NotAvailable
+from tests.drills.size import FULL
 from tests.support.requirements import in_ci
 
 TYPES = sorted(module.name for module in pkgutil.iter_modules(loops.__path__))
@@ -19,7 +21,8 @@ TYPES = sorted(module.name for module in pkgutil.iter_modules(loops.__path__))
 def stand(request: pytest.FixtureRequest) -> Stand:
     """A type."""
     try:
-        return stand_of(f"{loops.__name__}.{request.param}")
+        found = stand_of(f"{loops.__name__}.{request.param}")
+        return replace(found, step=min(found.step, 3)) if FULL else found
     except (NotAvailable, ImportError) as reason:
         if in_ci():
             raise

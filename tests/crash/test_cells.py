@@ -11,10 +11,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "crash.md"
 
 
 def test_every_point_is_struck() -> None:
-    """Each failpoint is killed at, and fails, unless it is one where nothing is called or a session ends."""
-    assert {cell.point for cell in [*KILLS, *ENDS]} == set(POINTS)
+    """Each failpoint is killed at, and fails, unless it is one where nothing is called or a session ends.
+
+    Those of a transfer are struck by tests/sandbox/test_owners.py.
+    """
+    transfers = {point for point in POINTS if point.startswith("sandbox.hand_")}
+    points = set(POINTS) - transfers
+    assert {cell.point for cell in [*KILLS, *ENDS]} == points
     failing = {point for points in ERRORS.values() for point in points}
-    assert set(POINTS) - failing == {"harness.run_ended", *(cell.point for cell in ENDS)}
+    assert points - failing == {"harness.run_ended", *(cell.point for cell in ENDS)}
     stopped = {cell.point for cell in [*PAUSES, *SHORT_PAUSES]}
     assert stopped >= {point for point in POINTS if point.startswith("harness.")}
     assert {cell.point for cell in SHORT_PAUSES} <= set(POINTS)

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from handmesh.client import HandmeshError
 from handmesh.session.v1 import session_pb2
 from tests.crash.cells import AWAY, CLAUDE_CODE, ENDS, ERRORS, KILLS, OUTSIDE, SHORT_PAUSES, STOPPED, Cell
 from tests.crash.crew import Crew, without_openbao
@@ -27,6 +28,7 @@ TIMES = size(1, 5)
 LOOK_SECONDS = 0.02
 SHORT_SECONDS = 1.0  # nobody is given up for that
 ANSWERS = {"echo": 1, "review": 3, "family": 3}
+GIVE_UP_SECONDS = 0.3  # before what was killed is there again
 SESSIONS = 6  # side by side, for failures
 
 
@@ -139,6 +141,23 @@ async def test_a_kill_while_a_session_ends(crew: Crew, cell: Cell) -> None:
         while await insist(lambda: crew.client.sandboxes(story.session.id)):
             await asyncio.sleep(LOOK_SECONDS)
     assert await story.violations() == []
+
+
+async def test_a_kill_while_a_family_ends(crew: Crew) -> None:
+    """Step 14: the parent's end is in its log, and whoever was to end its child is gone. Nobody asks again: a session
+    service ends it all the same."""
+    story = await Story.begin(crew, "family")
+    await finish(story)
+    [child] = await story.children()
+    crew.arm("session.end_stored", "kill")
+    with pytest.raises(HandmeshError):
+        request = session_pb2.EndSessionRequest(session_id=story.session.id)
+        await crew.client.session_link.call(crew.client.session_stub.EndSession, request, timeout=GIVE_UP_SECONDS)
+    await crew.struck("session.end_stored")
+    async with asyncio.timeout(30):
+        while not count(await child.log(), "session_ended"):
+            await asyncio.sleep(LOOK_SECONDS)
+    await crew.whole()
 
 
 @pytest.mark.parametrize("cell", SHORT_PAUSES * TIMES, ids=str)

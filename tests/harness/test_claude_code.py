@@ -27,7 +27,7 @@ from handmesh.session.v1.event_pb2 import (
 from services.harness.loops.claude_code import make
 from services.harness.loops.claude_code.home import PREFIX, Home
 from services.harness.loops.messages import make as make_messages
-from services.harness.ports import Ports
+from services.harness.ports import HarnessType, Ports
 from tests.drills.size import FULL
 from tests.support.harness_ports import MemoryHands, MemoryLog, Told, message, ports, said
 from tests.support.harness_ports import ScriptedModel as MemoryModel
@@ -105,12 +105,17 @@ def processes() -> list[Path]:
     return found
 
 
-async def run(model: ScriptedModel, log: MemoryLog, world: Ports | None = None, key: str = "sk-only") -> float | None:
-    """Runs a harness that knows nothing of the session but its log."""
+def claude(model: ScriptedModel, key: str = "sk-only", processes: int = 2) -> HarnessType:
+    """Makes the type, as a new process of the harness does."""
     file = Path(tempfile.gettempdir()) / "key"
     file.write_text(f"{key}\n")
-    settings: Any = SimpleNamespace(model_key_file=file, model_base_url=model.base_url, claude_code_processes=2)
-    return await make(settings).run(log, world or ports(Newest()), "test", Told())
+    settings: Any = SimpleNamespace(model_key_file=file, model_base_url=model.base_url, claude_code_processes=processes)
+    return make(settings)
+
+
+async def run(model: ScriptedModel, log: MemoryLog, world: Ports | None = None, key: str = "sk-only") -> float | None:
+    """Runs a harness that knows nothing of the session but its log."""
+    return await claude(model, key).run(log, world or ports(Newest()), "test", Told())
 
 
 def session(first: str = "hello", **config: Any) -> MemoryLog:
@@ -400,6 +405,20 @@ async def test_a_session_moves_between_types_at_a_turns_border(model: ScriptedMo
     await make_messages().run(log, ports(steps, hands), "test", Told())
     assert [it["role"] for it in steps.requests[-1]["messages"]] == ["user", "assistant"] * 3 + ["user"]
     assert ends(log) == ["DONE"] * 3
+
+
+async def test_a_slow_tool_holds_up_no_other_session(model: ScriptedModel) -> None:
+    """With room for one process, the one that waits for its tool gives way; another goes on when the tool is done."""
+    release, kind = asyncio.Event(), claude(model, processes=1)
+    log, hands, other = session(), MemoryHands(lambda tool, input: release.wait()), session("hi")
+    slow = asyncio.create_task(kind.run(log, ports(Newest(), hands), "test", Told()))
+    while len(hands.executions) < 2:
+        await asyncio.sleep(0.01)
+    await kind.run(other, ports(Newest()), "test", Told())
+    assert (ends(other), slow.done(), processes()) == (["DONE"], False, [])
+    release.set()
+    await slow
+    assert (ends(log), len(hands.executions)) == (["DONE"], 2)
 
 
 async def test_what_a_killed_harness_left_is_removed_by_the_next_one(model: ScriptedModel) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,9 +55,9 @@ class Ground:
     harness: Any
     failpoints: Path
 
-    async def brain(self, tenant_key: str = "", **hands: HandSpec) -> Brain:
-        """Makes a session and takes it up."""
-        config = SessionConfig(hands=hands, no_hands=not hands)
+    async def brain(self, tenant_key: str = "", to: Sequence[str] = (), **hands: HandSpec) -> Brain:
+        """Makes a session and takes it up. Its harness may hand over to those sessions."""
+        config = SessionConfig(hands=hands, no_hands=not hands, hand_over_to=to)
         if tenant_key:
             answer = await self.session.other.CreateSession(_create(config))
             session_id = str(answer.session.session_id)
@@ -104,11 +104,12 @@ class Ground:
 
     async def transfer(self, sandbox_id: str, to: str = "", by: Brain | None = None, **fields: Any) -> pb.Sandbox:
         """Gives a hand away, as its session's harness or as a client."""
-        if (seconds := fields.pop("seconds", None)) is not None:
-            fields["settle_timeout"] = datetime.timedelta(seconds=seconds)
+        seconds = fields.pop("seconds", None)
         request = pb.TransferRequest(
             sandbox_id=sandbox_id, to_session_id=to or None, epoch=by.epoch if by else 0, **fields
         )
+        if seconds is not None:
+            request.settle_timeout.FromMilliseconds(round(seconds * 1000))
         if by is None:
             return (await self.client.Transfer(request)).sandbox
         return (await self.harness.Transfer(request, metadata=by.shown)).sandbox

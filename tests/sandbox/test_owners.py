@@ -12,7 +12,7 @@ import pytest_asyncio
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.session.v1 import session_pb2
-from handmesh.session.v1.config_pb2 import HandSpec
+from handmesh.session.v1.config_pb2 import ChildLimits, HandSpec, SessionConfig
 from services.kit.errors import ServiceError
 from services.kit.ids import mint
 from tests.sandbox.owning import OTHER_KEY, Brain, Ground, ground
@@ -44,7 +44,8 @@ async def until(it: Ground, sandbox_id: str, execution_id: str) -> None:
 
 async def test_a_hand_goes_from_one_session_to_another(it: Ground) -> None:
     """Both logs say so, once, with generation and session; files go with it; the old owner's calls are refused."""
-    a, b = await it.brain(), await it.brain()
+    b = await it.brain()
+    a = await it.brain(to=[b.id])
     sandbox_id = await it.made(a, "box")
     assert (await it.bash(sandbox_id, "echo kept > note; export MINE=a", "one", a)).result.outcome == OK
     moved = await it.transfer(sandbox_id, b.id, by=a, expected_generation=1, to_hand="tool")
@@ -67,7 +68,7 @@ async def test_what_runs_settles_first_and_has_its_result(it: Ground) -> None:
     sandbox_id = await it.made(a)
     short = asyncio.ensure_future(it.bash(sandbox_id, "until test -e go; do sleep 0.01; done; echo done", "short", a))
     await until(it, sandbox_id, "short")
-    moving = asyncio.ensure_future(it.transfer(sandbox_id, b.id, by=a, to_hand="x"))
+    moving = asyncio.ensure_future(it.transfer(sandbox_id, b.id, to_hand="x"))
     while not (await it.sandbox(sandbox_id)).leaving:
         await asyncio.sleep(0.01)
     was(await refusal(it.bash(sandbox_id, "true", "late", a)), "HAND_TRANSFERRED", session_id=b.id)
@@ -84,7 +85,7 @@ async def test_what_runs_settles_first_and_has_its_result(it: Ground) -> None:
 
     long = asyncio.ensure_future(it.bash(sandbox_id, "echo begun; sleep 60", "long", b))
     await until(it, sandbox_id, "long")
-    assert (await it.transfer(sandbox_id, a.id, by=b, seconds=0)).generation == 3
+    assert (await it.transfer(sandbox_id, a.id, seconds=0)).generation == 3
     assert (await long).result.outcome == INTERRUPTED
     was(await refusal(it.bash(sandbox_id, "true", "two", b)), "HAND_TRANSFERRED", session_id=a.id)
     was(await refusal(it.bash(sandbox_id, "true", "short", b)), "HAND_TRANSFERRED", session_id=a.id)
@@ -114,15 +115,16 @@ async def test_what_cannot_be_is_refused_before_anything_happens(it: Ground) -> 
     over = await it.brain()
     await it.session.client.EndSession(session_pb2.EndSessionRequest(session_id=over.id))
     sandbox_id, second = await it.made(a, "box"), await it.made(a, "second")
-    was(await refusal(it.transfer(sandbox_id, b.id, by=a)), "HAND_NAME_TAKEN", hand="box")
-    await it.transfer(second, b.id, by=a)
-    was(await refusal(it.transfer(sandbox_id, b.id, by=a, to_hand="second")), "HAND_NAME_TAKEN", hand="second")
-    was(await refusal(it.transfer(sandbox_id, b.id, by=a, to_hand="mesh")), "ARGUMENT_INVALID", field="hand")
-    was(await refusal(it.transfer(sandbox_id, over.id, by=a)), "SESSION_ENDED")
-    was(await refusal(it.transfer(sandbox_id, stranger.id, by=a)), "SESSION_NOT_FOUND")
-    was(await refusal(it.transfer(sandbox_id, mint("sess"), by=a)), "SESSION_NOT_FOUND")
+    was(await refusal(it.transfer(sandbox_id, b.id)), "HAND_NAME_TAKEN", hand="box")
+    await it.transfer(second, b.id)
+    was(await refusal(it.transfer(sandbox_id, b.id, to_hand="second")), "HAND_NAME_TAKEN", hand="second")
+    was(await refusal(it.transfer(sandbox_id, b.id, to_hand="mesh")), "ARGUMENT_INVALID", field="hand")
+    was(await refusal(it.transfer(sandbox_id, over.id)), "SESSION_ENDED")
+    was(await refusal(it.transfer(sandbox_id, stranger.id)), "SESSION_NOT_FOUND")
+    was(await refusal(it.transfer(sandbox_id, mint("sess"))), "SESSION_NOT_FOUND")
     was(await refusal(it.transfer(sandbox_id, b.id, by=b, to_hand="y")), "GRANT_INVALID")
-    was(await refusal(it.transfer(sandbox_id, a.id, by=a, to_hand="y")), "ARGUMENT_INVALID", field="to_session_id")
+    was(await refusal(it.transfer(sandbox_id, b.id, by=a, to_hand="y")), "HAND_OVER_DENIED", session_id=b.id)
+    was(await refusal(it.transfer(sandbox_id, a.id, to_hand="y")), "ARGUMENT_INVALID", field="to_session_id")
     theirs = pb.TransferRequest(sandbox_id=sandbox_id, to_session_id=stranger.id)
     was(await refusal(it.other.Transfer(theirs)), "SANDBOX_GONE")
     found = await it.sandbox(sandbox_id)
@@ -137,7 +139,7 @@ async def test_a_hand_stays_when_its_new_session_ends_meanwhile(it: Ground) -> N
     sandbox_id = await it.made(a, "box")
     run = asyncio.ensure_future(it.bash(sandbox_id, "sleep 60", "run", a))
     await until(it, sandbox_id, "run")
-    moving = asyncio.ensure_future(it.transfer(sandbox_id, b.id, by=a))
+    moving = asyncio.ensure_future(it.transfer(sandbox_id, b.id))
     while not (await it.sandbox(sandbox_id)).leaving:
         await asyncio.sleep(0.01)
     await it.session.client.EndSession(session_pb2.EndSessionRequest(session_id=b.id))
@@ -194,7 +196,8 @@ async def test_a_sessions_hand_can_be_made_to_stand(it: Ground) -> None:
 
 async def test_a_shared_hand_can_only_be_read(it: Ground) -> None:
     """By the tools that are read-only, until it is taken back, or its owner changes; the reader's log says both."""
-    a, b, c = await it.brain(), await it.brain(), await it.brain()
+    b, c = await it.brain(), await it.brain()
+    a = await it.brain(to=[b.id])
     sandbox_id = await it.made(a, "box")
     await it.bash(sandbox_id, "echo hello > note", "one", a)
     share = pb.ShareHandRequest(sandbox_id=sandbox_id, session_id=b.id, hand="eye", epoch=a.epoch)
@@ -218,7 +221,7 @@ async def test_a_shared_hand_can_only_be_read(it: Ground) -> None:
     was(await refusal(it.bash(sandbox_id, "note", "five", b, name="read")), "GRANT_INVALID")
     share.revoke = False
     await it.harness.ShareHand(share, metadata=a.shown)
-    await it.transfer(sandbox_id, c.id, by=a)
+    await it.transfer(sandbox_id, c.id)
     assert (await it.sandbox(sandbox_id)).readers == []
     come, gone, again, last = await it.told(b)
     assert (come.hand_attached.read_only, come.hand_attached.from_session_id) == (True, a.id)
@@ -228,7 +231,8 @@ async def test_a_shared_hand_can_only_be_read(it: Ground) -> None:
 @pytest.mark.parametrize("point", POINTS)
 async def test_a_kill_at_any_step_leaves_one_transfer(it: Ground, point: str) -> None:
     """SIGKILL of the sandbox service: the next one finishes it, each log says it once, what ran has its result."""
-    a, b = await it.brain(), await it.brain()
+    b = await it.brain()
+    a = await it.brain(to=[b.id])
     sandbox_id = await it.made(a, "box")
     it.arm(f"sandbox.hand_{point}")
     error = await refusal(it.transfer(sandbox_id, b.id, by=a, expected_generation=1))
@@ -240,6 +244,27 @@ async def test_a_kill_at_any_step_leaves_one_transfer(it: Ground, point: str) ->
     assert (await it.bash(sandbox_id, "true", "next", b)).result.outcome == OK
     assert [event.event_id for event in await it.told(a)] == [f"transfer-{sandbox_id}-1"]
     assert [event.event_id for event in await it.told(b)] == [f"attach-{sandbox_id}-2"]
+
+
+async def test_a_harness_gives_hands_to_its_own_kin_only(it: Ground) -> None:
+    """To the session's parent and to those that it has started; to no other of the tenant, be it to be read."""
+    parent = await it.brain(child=HandSpec(environment="process"))
+    a = await it.brain()
+    config = SessionConfig(no_hands=True, parent_session_id=parent.id)
+    await it.session.client.UpdateSession(
+        session_pb2.UpdateSessionRequest(session_id=parent.id, config=SessionConfig(child_limits=ChildLimits()))
+    )
+    start = session_pb2.CreateSessionRequest(request_id="c", config=config)
+    started = await it.session.harness.CreateSession(start, metadata=parent.shown)
+    child = Brain(started.session.session_id, *await it.session.wake(started.session.session_id))
+    sandbox_id = await it.made(parent, "child")
+    share = pb.ShareHandRequest(sandbox_id=sandbox_id, session_id=a.id, epoch=parent.epoch)
+    was(await refusal(it.harness.ShareHand(share, metadata=parent.shown)), "HAND_OVER_DENIED", session_id=a.id)
+    was(await refusal(it.transfer(sandbox_id, a.id, by=parent)), "HAND_OVER_DENIED", session_id=a.id)
+    nowhere = mint("sess")
+    was(await refusal(it.transfer(sandbox_id, nowhere, by=parent)), "HAND_OVER_DENIED", session_id=nowhere)
+    assert (await it.transfer(sandbox_id, child.id, by=parent, to_hand="tool")).session_id == child.id
+    assert (await it.transfer(sandbox_id, parent.id, by=child, to_hand="back")).previous_session_id == child.id
 
 
 async def settled(it: Ground, sandbox_id: str, owner: Brain) -> None:

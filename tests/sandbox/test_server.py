@@ -293,3 +293,9 @@ async def test_no_isolation_is_never_a_fallback(tmp_path: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError, match=re.escape(told)):
                 await stub.Provision(pb.ProvisionRequest(environment=environment))
     await backends.close()
+
+
+async def test_a_client_is_no_hand(stub: Any) -> None:
+    """The methods for workers take hands' tokens, and no API key."""
+    for call in (stub.ConnectHand(pb.ConnectHandRequest(name="x")), stub.ReportExecution(pb.ReportExecutionRequest())):
+        await refused(call, "PERMISSION_DENIED", "METHOD_DENIED")

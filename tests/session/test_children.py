@@ -17,7 +17,7 @@ from services.kit.errors import ServiceError
 from services.kit.grants import GRANT_KEY
 from services.session.families import NEVER_MADE, PARENT_OVER
 from services.session.index import key_of
-from tests.session.running import Service, message, note, refusal, replied, turn_ended
+from tests.session.running import Run, Service, message, note, refusal, replied, turn_ended
 
 LIMITS = ChildLimits(max_depth=2, max_children=3, budgets=Budgets(max_turns=5))
 PARENT = SessionConfig(no_hands=True, child_limits=LIMITS)
@@ -289,6 +289,45 @@ async def test_a_fork_has_nobody_s_children(service: Service) -> None:
     assert not loose.config.HasField("parent_session_id")
     await service.client.EndSession(pb.EndSessionRequest(session_id=mine.id))
     assert [await service.status(each) for each in (child, loose.session_id)] == ["ENDED", "RUNNING"]
+
+
+async def test_an_imported_log_reaches_nobody(service: Service) -> None:
+    """Whatever it says of children, another tenant's among them: none is ended, interrupted or written to by it."""
+    foreign = (
+        await service.other.CreateSession(pb.CreateSessionRequest(initial_events=[message()]))
+    ).session.session_id
+    mine = await parent(service, PARENT, message(event_id="m"))
+    own = await mine.start("c1", message())
+    log = await service.log(mine.id)
+    forged = ev.Event(event_id="f", position=len(log) + 1, emit_time=log[-1].emit_time, emitter="session")
+    forged.child_started.CopyFrom(ev.ChildStarted(child_session_id=foreign))
+
+    async def told() -> Any:
+        yield pb.ImportSessionRequest(request_id=ids.mint("req"), events=[*log, forged])
+
+    copy = await take_up(service, (await service.client.ImportSession(told())).session.session_id)
+    assert [kind for kind, _ in await copy.told()] == ["child_started", "child_started"]
+    for child in (own, foreign):
+        for call in (send(copy, child), copy.call("EndSession", pb.EndSessionRequest(session_id=child))):
+            assert (await refusal(call)).reason == "SESSION_NOT_FOUND"
+    await service.emit(copy.id, ev.Event(interrupt_requested=ev.InterruptRequested()))
+    await service.client.EndSession(pb.EndSessionRequest(session_id=copy.id))
+    assert await service.status(own) == "RUNNING"
+    answer = await service.other.GetSession(pb.GetSessionRequest(session_id=foreign))
+    assert (answer.session.status, answer.session.last_position) == (pb.SESSION_STATUS_RUNNING, 2)
+
+
+@pytest.mark.nats
+async def test_the_count_holds_over_replicas(run: Run) -> None:
+    """Two session services, twelve calls at once: as many children as may be."""
+    async with run() as one, run() as two:
+        mine = await parent(one)
+        theirs = Parent(two, mine.id, mine.epoch, mine.grant)
+        calls = [each.start(f"c{number}") for number in range(6) for each in (mine, theirs)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        made = {each for each in found if isinstance(each, str)}
+        assert len(made) == 3 and len(await mine.told()) == 3
+        assert {child for _, child in await mine.told()} == made
 
 
 # --- what a process that died has left ---

@@ -184,6 +184,50 @@ async def test_a_harness_that_does_nothing_is_not_asked_at_once_again(
         assert pauses[0] >= 0.3 and pauses[1] >= 0.6 and pauses[2] >= 1.2
 
 
+async def test_a_harness_that_takes_and_does_not_work(
+    service: Service, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a harness does not take up in time is offered to another one. It is offered nothing more until it gives back
+    what it has, and then again."""
+    monkeypatch.setattr(claiming, "TAKE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(claiming, "HOLD_SECONDS", 0.3)
+    session = await make(service, kind, message())
+    async with harness(service, kind, 5) as idle:
+        first = await idle.offer()
+        async with harness(service, kind, 5) as other:
+            second = await other.offer()
+            assert second.session_id == first.session_id == session
+            await settle(service, session)
+            more = {await make(service, kind, message()) for _ in range(3)}
+            offers = [await other.offer() for _ in more]
+            assert {offer.session_id for offer in offers} == more
+            await idle.nothing()
+            for offer in offers:
+                await settle(service, offer.session_id)
+            for offer in (second, *offers):
+                await other.release(offer)
+        assert not await idle.release(first)
+        last = await make(service, kind, message())
+        assert (await idle.offer()).session_id == last
+
+
+async def test_a_harness_that_works_for_long(service: Service, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has taken a session up keeps it, however long nothing is said; so does who was at work on it before."""
+    monkeypatch.setattr(claiming, "TAKE_UP_SECONDS", 0.2)
+    monkeypatch.setattr(claiming, "HOLD_SECONDS", 0.2)
+    session = await make(service, kind, message())
+    one = Harness(service, kind, instance="one")
+    await one.offer()
+    await service.wake(session)
+    async with harness(service, kind, 5) as other:
+        await other.nothing()
+        again = Harness(service, kind, working=(session,), instance="one")
+        await again.offer()
+        await other.nothing()
+        await again.close()
+    await one.close()
+
+
 async def test_a_rest_until_some_time(service: Service, kind: str) -> None:
     """A harness wants a session back later: not before, and then for certain."""
     session = await make(service, kind, message())

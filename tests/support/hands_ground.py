@@ -26,6 +26,7 @@ from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.server import SandboxServicer
 from tests.support.git import planting
 from tests.support.mesh_server import served
+from tests.support.owners import owners
 
 QUICK = Bounds(lease=1.5, offline=0.5, queue=5.0, reattach=10.0, late=0.5)
 SECONDS = 20.0  # for anything to come
@@ -164,7 +165,7 @@ async def ground(data: Path, bounds: Bounds = QUICK, environments: Environments 
     sandboxes = Sandboxes(backends, environments, planting=planting(data))
     tokens = Tokens(backends)
     workers = Workers(backends, environments, tokens)  # type: ignore[arg-type]
-    servicer = SandboxServicer(sandboxes, Leave(backends), workers)
+    servicer = SandboxServicer(sandboxes, Leave(backends), workers, owners(backends))
     add = lambda server: add_SandboxServiceServicer_to_server(servicer, server)  # noqa: E731
     async with served(data, "sandbox", add, "handmesh.sandbox.v1.SandboxService") as it, it.as_client() as channel:
         made = Ground(SandboxServiceStub(channel), it.client_address, tokens, data / "state")

@@ -32,7 +32,7 @@ async def test_the_hand_in_go(mesh: Mesh) -> None:
     """A hand that has nothing of ours but the contracts does all that one must, with its link cut in a call."""
     options = ["--connect", "{connect}", "--name", "{name}", "--token-file", "{token_file}", "--root", "{root}"]
     command = shlex.join([str(HAND_IN_GO), *options])
-    code, lines = await checked(mesh, "laptop", "--tool", "run", "--command", command)
+    code, lines = await checked(mesh, "laptop", "--seconds", 15, "--tool", "run", "--command", command)
     assert (code, [line for line in lines if " OK " not in line]) == (0, [])
     assert len(lines) == len(CHECKS)
 

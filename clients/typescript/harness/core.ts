@@ -1,6 +1,6 @@
 // What the log says, and what happens next: `decide(fold(log))`. Pure: no clock, no network, no randomness.
 
-import { ToolOutcome, type ToolResult } from "../stubs/handmesh/sandbox/v1/tool.js";
+import { ToolOutcome, ToolResult } from "../stubs/handmesh/sandbox/v1/tool.js";
 import { HandSpec, SessionConfig, ToolPolicyAction } from "../stubs/handmesh/session/v1/config.js";
 import { type Event, TurnEndReason } from "../stubs/handmesh/session/v1/event.js";
 
@@ -34,6 +34,7 @@ export class State {
   head = 0; // position of the last event
   woke = 0; // position of the last HarnessWoke: the epoch
   config: SessionConfig = SessionConfig.create();
+  next?: SessionConfig; // from the end of the open turn on
   messages: { position: number; text: string }[] = [];
   read = 0; // what the last reply or turn has dealt with
   settled = 0; // what turns have dealt with that have ended
@@ -54,6 +55,10 @@ export class State {
     return this.config.hands[this.hand] ?? HandSpec.create();
   }
 
+  get environment(): string {
+    return this.spec.source?.$case === "environment" ? this.spec.source.value : "";
+  }
+
   /** What the model calls a tool of the hand: with the hand's name where a session has several hands. */
   shown(tool: string): string {
     return Object.keys(this.config.hands).length > 1 ? `${this.hand}__${tool}` : tool;
@@ -68,8 +73,12 @@ export class State {
         this.over ||= !event.ignorable; // of a later version: whoever does not know it must not go on
         break;
       case "sessionStarted":
-      case "configChanged":
-        this.config = it.value.config ?? this.config;
+        this.apply(it.value.config);
+        break;
+      case "configChanged": // it holds from the next turn on; a turn without an answer goes to another type at once
+        if (this.turnOpen && (this.replied || it.value.config?.harness === this.config.harness))
+          this.next = it.value.config;
+        else this.apply(it.value.config);
         break;
       case "messageReceived":
         this.messages.push({ position: this.head, text: textOf(it.value.contentJson) });
@@ -91,7 +100,14 @@ export class State {
         this.calls.clear(); // those of the reply before are settled: else there would be no other reply
         for (const block of JSON.parse(it.value.contentJson))
           if (block.type === "tool_use")
-            this.calls.set(block.id, { id: block.id, name: block.name, input: JSON.stringify(block.input), started: false, sandbox: "", finishedAt: 0 });
+            this.calls.set(block.id, {
+              id: block.id,
+              name: block.name,
+              input: JSON.stringify(block.input),
+              started: false,
+              sandbox: "",
+              finishedAt: 0,
+            });
         break;
       case "sandboxProvisioned":
         if (it.value.hand === this.hand) [this.sandbox, this.generation] = [it.value.sandboxId, it.value.generation];
@@ -109,7 +125,8 @@ export class State {
         this.settled = Math.max(this.settled, it.value.readPosition);
         this.read = Math.max(this.read, this.settled);
         this.replied = false;
-        if (this.settled >= this.interrupt) this.interrupt = 0;
+        if (this.settled >= this.interrupt || !this.turnOpen) this.interrupt = 0;
+        if (this.next) this.apply(this.next);
         break;
       case "sessionEnded":
       case "sessionArchived":
@@ -119,6 +136,12 @@ export class State {
         this.over = false;
         break;
     }
+  }
+
+  private apply(config: SessionConfig | undefined): void {
+    const before = JSON.stringify([this.hand, this.spec]);
+    [this.config, this.next, this.offer] = [config ?? this.config, undefined, undefined];
+    if (JSON.stringify([this.hand, this.spec]) !== before) this.sandbox = ""; // the next call gets another one
   }
 
   get turnOpen(): boolean {
@@ -137,14 +160,23 @@ export function decide(state: State, harness: string): Action {
   const open = [...state.calls.values()].filter((call) => !call.result);
   if (state.interrupt) {
     const idle = open.find((call) => !call.started);
-    if (idle) return { kind: "finish", call: idle, result: said("The turn was interrupted before this call ran.", ToolOutcome.TOOL_OUTCOME_INTERRUPTED) };
+    if (idle)
+      return {
+        kind: "finish",
+        call: idle,
+        result: said("The turn was interrupted before this call ran.", ToolOutcome.TOOL_OUTCOME_INTERRUPTED),
+      };
     if (open.length) return { kind: "cancel", calls: open };
     return { kind: "end turn", reason: TurnEndReason.TURN_END_REASON_INTERRUPTED, read: state.interrupt };
   }
   if (state.config.harness !== harness) return { kind: "rest" }; // it was moved to another type
   for (const call of open)
     if (!call.started && !allowed(state.config, call.name))
-      return { kind: "finish", call, result: said("A policy of this session forbids this tool.", ToolOutcome.TOOL_OUTCOME_DENIED) };
+      return {
+        kind: "finish",
+        call,
+        result: said("A policy of this session forbids this tool.", ToolOutcome.TOOL_OUTCOME_DENIED),
+      };
   const ready = open.filter((call) => call.started || state.sandbox);
   if (open.length) return { kind: "run", calls: ready, provision: ready.length < open.length };
 
@@ -152,7 +184,8 @@ export function decide(state: State, harness: string): Action {
   const messages = state.messages.filter((message) => message.position > state.read);
   if (state.replied && !results.length && !messages.length)
     return { kind: "end turn", reason: TurnEndReason.TURN_END_REASON_DONE, read: state.head };
-  if (state.hand && (!state.offer || (state.offer.failed && state.offer.position <= state.settled))) return { kind: "look up tools" };
+  if (state.hand && (!state.offer || (state.offer.failed && state.offer.position <= state.settled)))
+    return { kind: "look up tools" };
   const room = Math.floor(MAX_TEXT / (results.length + messages.length));
   const pieces = results.map((call) => text(call.result?.output ?? "", room));
   return { kind: "reply", pieces: [...pieces, ...messages.map((message) => answer(state, message.text, room))] };
@@ -170,13 +203,21 @@ function answer(state: State, message: string, room: number): Piece {
 /** Whether a call may run without asking: this type asks nobody, so what a person has to decide does not run. */
 function allowed(config: SessionConfig, name: string): boolean {
   const bare = name.split("__").at(-1) ?? name;
-  const pattern = (wanted: string) => new RegExp(`^${wanted.split("*").map((part) => part.replace(/[^\w]/g, "\\$&")).join(".*")}$`);
-  const policy = config.toolPolicies.find((each) => pattern(each.pattern).test(name) || pattern(each.pattern).test(bare));
+  const pattern = (wanted: string) =>
+    new RegExp(
+      `^${wanted
+        .split("*")
+        .map((part) => part.replace(/[^\w]/g, "\\$&"))
+        .join(".*")}$`,
+    );
+  const policy = config.toolPolicies.find(
+    (each) => pattern(each.pattern).test(name) || pattern(each.pattern).test(bare),
+  );
   return !policy || policy.action === ToolPolicyAction.TOOL_POLICY_ACTION_ALLOW;
 }
 
 export function said(output: string, outcome: ToolOutcome): ToolResult {
-  return { output, outcome, contentJson: "", truncated: false, spillPath: "" };
+  return ToolResult.create({ output, outcome });
 }
 
 function text(whole: string, room: number): Piece {

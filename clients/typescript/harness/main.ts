@@ -1,10 +1,16 @@
-// A harness in TypeScript, as small as a whole one can be: it repeats what it is told, and runs `run: CMD` in the session's
-// hand. docs/wire.md explains each step. Read core.ts (what to do), then run.ts (doing it), then this file.
+// A harness in TypeScript, as small as a whole one can be: it repeats what it is told, and runs `run: CMD` in the
+// session's hand. docs/wire.md explains each step. Read core.ts (what to do), journal.ts (the log), run.ts (doing it),
+// then this file.
 
 import { homedir, hostname } from "node:os";
 import { parseArgs } from "node:util";
 import { SandboxServiceClient } from "../stubs/handmesh/sandbox/v1/sandbox.js";
-import { ClaimWorkRequest, type ClaimWorkResponse, SessionServiceClient } from "../stubs/handmesh/session/v1/session.js";
+import {
+  ClaimWorkRequest,
+  type ClaimWorkResponse,
+  ReleaseWorkRequest,
+  SessionServiceClient,
+} from "../stubs/handmesh/session/v1/session.js";
 import { CHANNEL_OPTIONS, call, identityFrom, pause, reasonOf } from "./rpc.js";
 import { type Mesh, Run } from "./run.js";
 
@@ -44,19 +50,32 @@ async function work(offer: ClaimWorkResponse): Promise<void> {
     await new Run(mesh, offer.sessionId, options.type, instance).work();
   } catch (problem) {
     refused = true; // another harness should try
-    console.error(JSON.stringify({ event: "run failed", session_id: offer.sessionId, reason: reasonOf(problem) || String(problem) }));
+    console.error(
+      JSON.stringify({
+        event: "run failed",
+        session_id: offer.sessionId,
+        reason: reasonOf(problem) || String(problem),
+      }),
+    );
   }
   runs.delete(offer.sessionId);
-  const release = { claimId: mine.claimId, sessionId: offer.sessionId, refused, wakeTime: undefined };
-  await call(mesh.session.releaseWork.bind(mesh.session), release, { seconds: RELEASE_SECONDS }).catch(() => {}); // it ends with the stream, too
+  const release = ReleaseWorkRequest.create({ claimId: mine.claimId, sessionId: offer.sessionId, refused });
+  await call(mesh.session, "releaseWork", release, { seconds: RELEASE_SECONDS }).catch(() => {}); // it ends unsaid, too
 }
 
-/** Takes sessions for as long as the process lives. The open stream is the sign of life: when it ends, others get them. */
+/** Takes sessions for as long as it lives. The open stream is the sign of life: when it ends, others get them. */
 async function claim(): Promise<never> {
   for (;;) {
-    const wanted = { capacity: Number(options.capacity), harnessTypes: [options.type], instance, workingSessionIds: [...runs.keys()] };
+    const wanted = {
+      capacity: Number(options.capacity),
+      harnessTypes: [options.type],
+      instance,
+      workingSessionIds: [...runs.keys()],
+    };
     try {
-      for await (const offer of mesh.session.claimWork(ClaimWorkRequest.create(wanted)) as AsyncIterable<ClaimWorkResponse>)
+      for await (const offer of mesh.session.claimWork(
+        ClaimWorkRequest.create(wanted),
+      ) as AsyncIterable<ClaimWorkResponse>)
         if (offer.sessionId) void work(offer); // else it is a sign of life
     } catch (problem) {
       console.error(JSON.stringify({ event: "claims broke off", reason: reasonOf(problem) || String(problem) }));

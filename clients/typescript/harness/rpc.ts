@@ -2,7 +2,16 @@
 
 import { readFileSync } from "node:fs";
 import { BinaryReader, WireType } from "@bufbuild/protobuf/wire";
-import { type CallOptions, type ChannelCredentials, type ClientUnaryCall, Metadata, type ServiceError, credentials, status } from "@grpc/grpc-js";
+import {
+  type CallOptions,
+  type ChannelCredentials,
+  type Client,
+  type ClientUnaryCall,
+  Metadata,
+  type ServiceError,
+  credentials,
+  status,
+} from "@grpc/grpc-js";
 
 export const GRANT_KEY = "x-handmesh-grant";
 
@@ -20,12 +29,15 @@ export function identityFrom(directory: string): ChannelCredentials {
   return credentials.createSsl(read("ca"), read("key"), read("cert"));
 }
 
+/** A unary method of a generated client. */
 type Method<Q, A> = (
   request: Q,
   metadata: Metadata,
   options: Partial<CallOptions>,
   callback: (error: ServiceError | null, answer: A) => void,
 ) => ClientUnaryCall;
+type Request<M> = M extends Method<infer Q, infer _> ? Q : never;
+type Answer<M> = M extends Method<infer _, infer A> ? A : never;
 
 interface Options {
   seconds?: number; // how long it may take; without, for ever
@@ -34,14 +46,22 @@ interface Options {
 }
 
 /** Calls a unary method. Returns its answer, and the grant that came with it, if one did. Throws ServiceError. */
-export function call<Q, A>(method: Method<Q, A>, request: Q, { seconds, grant, signal }: Options = {}): Promise<{ answer: A; grant: string }> {
+export function call<C extends Client, N extends keyof C>(
+  client: C,
+  name: N,
+  request: Request<C[N]>,
+  { seconds, grant, signal }: Options = {},
+): Promise<{ answer: Answer<C[N]>; grant: string }> {
   const metadata = new Metadata();
   if (grant) metadata.set(GRANT_KEY, grant);
   const deadline = seconds === undefined ? Infinity : Date.now() + seconds * 1000;
+  const method = (client[name] as Method<Request<C[N]>, Answer<C[N]>>).bind(client);
   return new Promise((resolve, reject) => {
-    let answer: A;
+    let answer: Answer<C[N]>;
     const cancel = () => calling.cancel();
-    const calling = method(request, metadata, { deadline }, (error, message) => (error ? reject(error) : (answer = message)));
+    const calling = method(request, metadata, { deadline }, (error, message) =>
+      error ? reject(error) : (answer = message),
+    );
     signal?.addEventListener("abort", cancel);
     calling.on("status", (ended) => {
       signal?.removeEventListener("abort", cancel);
@@ -54,13 +74,15 @@ export function codeOf(problem: unknown): status {
   return (problem as Partial<ServiceError>)?.code ?? status.UNKNOWN;
 }
 
-/** Returns the reason of a refused call, such as `EPOCH_STALE` (see handmesh.error.v1.ErrorReason). Empty without one. */
+/** Returns the reason of a refused call, an ErrorReason of the mesh such as `EPOCH_STALE`. Empty without one. */
 export function reasonOf(problem: unknown): string {
   const [details] = (problem as Partial<ServiceError>)?.metadata?.get("grpc-status-details-bin") ?? [];
   if (!(details instanceof Uint8Array)) return "";
-  for (const any of fields(details, 3)) { // google.rpc.Status.details
+  for (const any of fields(details, 3)) {
+    // google.rpc.Status.details
     const [url, value] = [fields(any, 1)[0], fields(any, 2)[0]];
-    if (value && String(Buffer.from(url ?? [])).endsWith("/google.rpc.ErrorInfo")) return String(Buffer.from(fields(value, 1)[0] ?? []));
+    if (value && String(Buffer.from(url ?? [])).endsWith("/google.rpc.ErrorInfo"))
+      return String(Buffer.from(fields(value, 1)[0] ?? []));
   }
   return "";
 }

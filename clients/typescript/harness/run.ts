@@ -1,194 +1,69 @@
-// One session at work: reads its log, takes it up, does what `decide` says, and says what happened.
-//
-//  * Facts (a call started, a call was settled) are said again until they are in the log.
-//  * Decisions (a reply, the end of a turn) are only proposed, with the position that they were made at: when the log has
-//    moved on, they are dropped and made again.
-//  * Whoever finds a newer HarnessWoke in the log than its own stops. The mesh refuses what it still says.
+// One session at work: asks `decide` what to do, does it, says what happened, again. What takes time runs beside that.
 
 import { createHash, randomUUID } from "node:crypto";
 import { status } from "@grpc/grpc-js";
-import { type SandboxServiceClient } from "../stubs/handmesh/sandbox/v1/sandbox.js";
+import {
+  CancelExecutionRequest,
+  ExecuteRequest,
+  ListToolsRequest,
+  ProvisionRequest,
+  type SandboxServiceClient,
+} from "../stubs/handmesh/sandbox/v1/sandbox.js";
 import { ToolOutcome, type ToolResult } from "../stubs/handmesh/sandbox/v1/tool.js";
-import { Event } from "../stubs/handmesh/session/v1/event.js";
-import { type SessionServiceClient, WatchEventsRequest } from "../stubs/handmesh/session/v1/session.js";
-import { type Action, type Call, State, decide, said } from "./core.js";
-import { call, codeOf, pause, reasonOf } from "./rpc.js";
+import { TurnEndReason } from "../stubs/handmesh/session/v1/event.js";
+import { type SessionServiceClient } from "../stubs/handmesh/session/v1/session.js";
+import { type Action, type Call, type Piece, decide, said } from "./core.js";
+import { Journal, Stopped } from "./journal.js";
+import { call, codeOf, reasonOf } from "./rpc.js";
 
-const EMIT_SECONDS = 15;
 const LOOK_UP_SECONDS = 10;
 const PROVISION_SECONDS = 300;
-const AGAIN_SECONDS = 30; // how long a part of the mesh that is away is asked again
-const PAUSE_MS = 250;
-
-type Kind = NonNullable<Event["kind"]>;
 
 export interface Mesh {
   session: SessionServiceClient;
   sandbox: SandboxServiceClient;
 }
 
-/** Another harness owns the session, or nobody does: this one has nothing more to say. */
-class Stopped extends Error {}
-
 export class Run {
-  private readonly state = new State();
-  private epoch = 0;
-  private grant = "";
-  private last = -1; // position of the log's last event, as far as it was told
-  private readonly ended = new AbortController();
-  private readonly running = new Map<string, Promise<void>>(); // by what is done
-  private failure: unknown;
-  private waiting: (() => void)[] = [];
+  private readonly journal: Journal;
+  private readonly running = new Set<string>(); // what goes on beside: a call's id, among others
 
   constructor(
     private readonly mesh: Mesh,
-    readonly sessionId: string,
+    sessionId: string,
     private readonly harness: string,
     private readonly instance: string,
-  ) {}
+  ) {
+    this.journal = new Journal(mesh.session, sessionId);
+  }
 
   /** Works until there is nothing to do. Throws what makes it impossible; then another harness should try. */
   async work(): Promise<void> {
-    void this.read().catch((problem) => this.fail(problem));
+    const { journal } = this;
     try {
       for (;;) {
-        await this.until(() => this.last >= 0 && this.state.head >= this.last);
-        const action = decide(this.state, this.harness);
+        await journal.caughtUp();
+        const action = decide(journal.state, this.harness);
+        const head = journal.state.head;
         if (action.kind === "rest") return;
-        const head = this.state.head;
-        if (!this.epoch) await this.takeUp();
-        else if (!(await this.act(action))) await this.until(() => this.state.head > head);
+        if (!journal.epoch) await journal.takeUp(this.harness, this.instance);
+        else if (!(await this.act(action))) await journal.reach(head + 1);
       }
     } catch (problem) {
       if (!(problem instanceof Stopped)) throw problem;
     } finally {
-      this.ended.abort();
+      journal.close();
     }
   }
-
-  // --- reading ---
-
-  private async read(): Promise<void> {
-    while (!this.ended.signal.aborted) {
-      const start = WatchEventsRequest.fromPartial({ sessionId: this.sessionId, startPosition: this.state.head + 1 });
-      const stream = this.mesh.session.watchEvents(start);
-      const cancel = () => stream.cancel();
-      this.ended.signal.addEventListener("abort", cancel);
-      try {
-        for await (const page of stream) {
-          for (const event of page.events) if (event.position === this.state.head + 1) this.state.fold(event);
-          this.last = Math.max(this.last, page.lastPosition);
-          this.wake();
-        }
-      } catch (problem) {
-        if (![status.UNAVAILABLE, status.RESOURCE_EXHAUSTED, status.CANCELLED].includes(codeOf(problem))) throw problem;
-      } finally {
-        this.ended.signal.removeEventListener("abort", cancel);
-      }
-      await pause(PAUSE_MS); // then it goes on behind the last event seen
-    }
-  }
-
-  /** Waits until something is true, which is looked at after every event. Throws what ends the run. */
-  private async until(holds: () => boolean): Promise<void> {
-    for (;;) {
-      if (this.failure) throw this.failure;
-      if (this.epoch && this.state.woke > this.epoch) throw new Stopped();
-      if (holds()) return;
-      await new Promise<void>((resolve) => this.waiting.push(resolve));
-    }
-  }
-
-  private wake(): void {
-    for (const resolve of this.waiting.splice(0)) resolve();
-  }
-
-  private fail(problem: unknown): void {
-    this.failure ??= problem;
-    this.wake();
-  }
-
-  // --- saying ---
-
-  private async emit(eventId: string, kind: Kind, expectedPosition?: number): Promise<{ position: number; grant: string }> {
-    const event = Event.fromPartial({ eventId });
-    event.kind = kind;
-    event.ignorable = kind.$case === "errorRaised";
-    const request = { sessionId: this.sessionId, event, expectedPosition, epoch: this.epoch };
-    const emitEvent = this.mesh.session.emitEvent.bind(this.mesh.session);
-    const { answer, grant } = await this.again(() => call(emitEvent, request, { seconds: EMIT_SECONDS }));
-    return { position: answer.position, grant };
-  }
-
-  /** Takes the session up where the log ends. From here on nobody else writes as its harness. */
-  private async takeUp(): Promise<void> {
-    const woke: Kind = { $case: "harnessWoke", value: { harness: this.harness, instance: this.instance } };
-    const taken = await this.proposed(() => this.emit(`woke-${randomUUID()}`, woke, this.state.head));
-    if (!taken) return;
-    await this.until(() => this.state.head >= taken.position);
-    if (this.state.woke > taken.position) throw new Stopped();
-    [this.epoch, this.grant] = [taken.position, taken.grant];
-  }
-
-  /** Says a decision, unless the log has moved on: then returns nothing once that was read. */
-  private async proposed<T>(emit: () => Promise<T>): Promise<T | undefined> {
-    const head = this.state.head;
-    try {
-      return await emit();
-    } catch (problem) {
-      if (codeOf(problem) !== status.ABORTED) throw problem; // POSITION_CONFLICT, or EPOCH_STALE
-      await this.until(() => this.state.head > head);
-      return undefined;
-    }
-  }
-
-  private async propose(eventId: string, kind: Kind): Promise<void> {
-    const said = await this.proposed(() => this.emit(`${eventId}-${this.epoch}-${this.state.head}`, kind, this.state.head));
-    if (said) await this.until(() => this.state.head >= said.position);
-  }
-
-  private async say(eventId: string, kind: Kind): Promise<void> {
-    const said = await this.emit(eventId, kind).catch((problem) => {
-      if (reasonOf(problem) === "EPOCH_STALE") throw new Stopped();
-      if (reasonOf(problem) !== "TOOL_CALL_SETTLED") throw problem; // settled is settled, whoever said it first
-    });
-    if (said) await this.until(() => this.state.head >= said.position);
-  }
-
-  private async error(part: string, about: string, problem: unknown): Promise<void> {
-    const reason = reasonOf(problem) || status[codeOf(problem)];
-    const value = { reason, message: `${about} failed: ${reason}`, part, retryable: false };
-    await this.say(`error-${this.epoch}-${this.state.head}-${about}`, { $case: "errorRaised", value });
-  }
-
-  private async again<T>(ask: () => Promise<T>): Promise<T> {
-    const deadline = Date.now() + AGAIN_SECONDS * 1000;
-    for (;;) {
-      try {
-        return await ask();
-      } catch (problem) {
-        if (this.ended.signal.aborted) throw new Stopped();
-        if (codeOf(problem) !== status.UNAVAILABLE || Date.now() > deadline) throw problem;
-        await pause(PAUSE_MS);
-      }
-    }
-  }
-
-  // --- doing ---
 
   /** Does or begins what was decided. Tells whether it is done; else an event will tell how it ended. */
-  private async act(action: Action): Promise<boolean> {
+  private async act(action: Exclude<Action, { kind: "rest" }>): Promise<boolean> {
     switch (action.kind) {
       case "reply":
-        const content = action.pieces.map((piece) => (piece.type === "tool_use" ? { ...piece, id: `toolu_${randomUUID()}` } : piece));
-        const stopReason = content.some((block) => block.type === "tool_use") ? "tool_use" : "end_turn";
-        const reply = { contentJson: JSON.stringify(content), stopReason, readPosition: this.state.head, model: this.harness };
-        const { kind } = Event.fromPartial({ kind: { $case: "modelReplied", value: reply } });
-        await this.propose("reply", kind as Kind);
+        await this.reply(action.pieces);
         return true;
       case "end turn":
-        const turnEnded = { reason: action.reason, readPosition: action.read, stopReason: "end_turn", usage: undefined, costMicros: 0 };
-        await this.propose("ended", { $case: "turnEnded", value: turnEnded });
+        await this.endTurn(action.reason, action.read);
         return true;
       case "finish":
         await this.finish(action.call, action.result);
@@ -204,103 +79,134 @@ export class Run {
         for (const each of action.calls) this.begin(`cancel ${each.id}`, () => this.cancel(each));
         for (const each of action.calls) this.begin(each.id, () => this.runCall(each));
         return false;
-      case "rest":
-        return true;
     }
   }
 
   private begin(key: string, work: () => Promise<void>): void {
     if (this.running.has(key)) return;
-    const ended = () => this.running.delete(key) && this.wake();
-    this.running.set(key, work().catch((problem) => this.fail(problem)).finally(ended));
+    this.running.add(key);
+    void work()
+      .catch((problem) => this.journal.fail(problem))
+      .finally(() => this.running.delete(key));
+  }
+
+  private async reply(pieces: Piece[]): Promise<void> {
+    const blocks = pieces.map((it) => (it.type === "tool_use" ? { ...it, id: `toolu_${randomUUID()}` } : it));
+    const value = {
+      contentJson: JSON.stringify(blocks),
+      stopReason: blocks.some((block) => block.type === "tool_use") ? "tool_use" : "end_turn",
+      readPosition: this.journal.state.head,
+      model: this.harness,
+    };
+    await this.journal.propose("reply", { $case: "modelReplied", value });
+  }
+
+  private async endTurn(reason: TurnEndReason, read: number): Promise<void> {
+    const value = { reason, readPosition: read, stopReason: "end_turn" };
+    await this.journal.propose("ended", { $case: "turnEnded", value });
   }
 
   private async lookUp(): Promise<void> {
-    const { hand, spec } = this.state;
-    const environment = spec.source?.$case === "environment" ? spec.source.value : "";
-    const id = `offered-${this.epoch}-${this.state.head}-${hand}`;
+    const { state, epoch } = this.journal;
+    const { hand, environment } = state;
+    const id = `offered-${epoch}-${state.head}-${hand}`;
+    const offer = (toolsJson: string, digest: string) =>
+      this.journal.say(id, { $case: "toolsOffered", value: { hand, toolsJson, digest } });
+    let tools;
     try {
-      const listTools = this.mesh.sandbox.listTools.bind(this.mesh.sandbox);
-      const asked = { of: { $case: "environment" as const, value: environment } };
-      const { answer } = await this.again(() => call(listTools, asked, { seconds: LOOK_UP_SECONDS }));
-      const tools = answer.tools.map((tool) => ({ name: this.state.shown(tool.name), description: tool.description, input_schema: JSON.parse(tool.inputSchemaJson) }));
-      const toolsJson = JSON.stringify(tools);
-      await this.say(id, { $case: "toolsOffered", value: { hand, toolsJson, digest: createHash("sha256").update(toolsJson).digest("hex") } });
+      const asked = ListToolsRequest.create({ of: { $case: "environment", value: environment } });
+      const ask = () => call(this.mesh.sandbox, "listTools", asked, { seconds: LOOK_UP_SECONDS });
+      tools = (await this.journal.again(ask)).answer.tools;
     } catch (problem) {
       if (problem instanceof Stopped) throw problem;
-      await this.say(id, { $case: "toolsOffered", value: { hand, toolsJson: "[]", digest: "" } }); // no digest: ask again next turn
-      await this.error("hand", hand, problem);
+      await offer("[]", ""); // without a digest: the next turn asks again
+      await this.journal.error("hand", hand, problem);
+      return;
     }
+    const offered = tools.map(({ name, description, inputSchemaJson }) => ({
+      name: state.shown(name),
+      description,
+      input_schema: JSON.parse(inputSchemaJson),
+    }));
+    const toolsJson = JSON.stringify(offered);
+    await offer(toolsJson, createHash("sha256").update(toolsJson).digest("hex"));
   }
 
   private async provision(): Promise<void> {
-    const { hand, spec, calls } = this.state;
-    const generation = this.state.generation + 1;
-    const requestId = `${this.sessionId}/${hand}/${generation}`; // so that a harness after this one finds the same sandbox
+    const { state, epoch, grant, signal, sessionId } = this.journal;
+    const { hand, environment, calls } = state;
+    const generation = state.generation + 1;
+    const requestId = `${sessionId}/${hand}/${generation}`; // whoever comes after this one finds the same sandbox by it
+    const { resources } = state.spec;
+    const request = ProvisionRequest.create({ environment, resources, requestId, sessionId, epoch, hand });
     try {
-      const provision = this.mesh.sandbox.provision.bind(this.mesh.sandbox);
-      const environment = spec.source?.$case === "environment" ? spec.source.value : "";
-      const request = { environment, resources: spec.resources, requestId, sessionId: this.sessionId, epoch: this.epoch, hand };
-      const { answer } = await this.again(() => call(provision, request, { seconds: PROVISION_SECONDS, grant: this.grant, signal: this.ended.signal }));
-      const { sandboxId, unenforcedLimits, environment: made } = answer.sandbox!;
-      const value = { hand, sandboxId, environment: made, generation, unenforcedLimits };
-      await this.say(`provisioned-${hand}-${generation}`, { $case: "sandboxProvisioned", value });
+      const ask = () => call(this.mesh.sandbox, "provision", request, { seconds: PROVISION_SECONDS, grant, signal });
+      const made = (await this.journal.again(ask)).answer.sandbox!;
+      const { sandboxId, unenforcedLimits } = made;
+      const value = { hand, sandboxId, environment: made.environment, generation, unenforcedLimits };
+      await this.journal.say(`provisioned-${hand}-${generation}`, { $case: "sandboxProvisioned", value });
     } catch (problem) {
-      if (this.isOver(problem)) throw new Stopped();
-      await this.error("hand", hand, problem);
+      if (isOver(problem)) throw new Stopped();
+      await this.journal.error("hand", hand, problem);
       const result = said(`The hand could not be made: ${reasonOf(problem)}`, ToolOutcome.TOOL_OUTCOME_TOOL_ERROR);
       for (const each of calls.values()) if (!each.result && !each.started) await this.finish(each, result);
     }
   }
 
   private async runCall(it: Call): Promise<void> {
-    const { hand } = this.state;
-    const sandbox = it.started ? it.sandbox : this.state.sandbox;
-    if (!it.started) // before the hand is asked: whoever comes next knows that the call may have happened
-      await this.say(`started-${it.id}`, { $case: "toolStarted", value: { toolUseId: it.id, name: it.name, hand, sandboxId: sandbox } });
-    const result = await this.execute(it, sandbox);
-    if (result.outcome === ToolOutcome.TOOL_OUTCOME_GONE)
-      await this.say(`detached-${sandbox}`, { $case: "handDetached", value: { hand, sandboxId: sandbox, reason: "the sandbox is gone" } });
+    const { hand, sandbox: current } = this.journal.state;
+    const sandboxId = it.started ? it.sandbox : current;
+    // Before the hand is asked: so whoever comes after this one knows that the call may have happened.
+    const value = { toolUseId: it.id, name: it.name, hand, sandboxId };
+    if (!it.started) await this.journal.say(`started-${it.id}`, { $case: "toolStarted", value });
+    const result = await this.execute(it, sandboxId);
+    if (result.outcome === ToolOutcome.TOOL_OUTCOME_GONE) {
+      const gone = { hand, sandboxId, reason: "the sandbox is gone" };
+      await this.journal.say(`detached-${sandboxId}`, { $case: "handDetached", value: gone });
+    }
     await this.finish(it, result);
   }
 
+  /** Runs a call, or waits for the one that runs by its id already, and returns what came of it. */
   private async execute(it: Call, sandboxId: string): Promise<ToolResult> {
+    const { epoch, grant, signal } = this.journal;
     const name = it.name.split("__").at(-1)!;
-    const request = { sandboxId, name, input: it.input, executionId: it.id, timeout: undefined, epoch: this.epoch, attachOnly: false };
-    const execute = this.mesh.sandbox.execute.bind(this.mesh.sandbox);
+    const request = ExecuteRequest.create({ sandboxId, name, input: it.input, executionId: it.id, epoch });
     try {
-      const { answer } = await this.again(() => call(execute, request, { grant: this.grant, signal: this.ended.signal }));
-      return answer.result!;
+      const ask = () => call(this.mesh.sandbox, "execute", request, { grant, signal });
+      return (await this.journal.again(ask)).answer.result!;
     } catch (problem) {
-      if (this.isOver(problem)) throw new Stopped();
-      switch (codeOf(problem)) {
-        case status.NOT_FOUND:
-          if (reasonOf(problem) === "SANDBOX_GONE") return said("The sandbox is gone, with what was in it.", ToolOutcome.TOOL_OUTCOME_GONE);
-          return said("Nobody can tell whether this call ran: it was not run again.", ToolOutcome.TOOL_OUTCOME_UNKNOWN);
-        case status.INVALID_ARGUMENT:
-          return said(`The hand does not take this call: ${reasonOf(problem)}`, ToolOutcome.TOOL_OUTCOME_TOOL_ERROR);
-        default:
-          await this.error("hand", it.id, problem);
-          return said("The call failed before it could answer.", ToolOutcome.TOOL_OUTCOME_UNKNOWN);
-      }
+      if (isOver(problem)) throw new Stopped();
+      const reason = reasonOf(problem);
+      if (reason === "SANDBOX_GONE")
+        return said("The sandbox is gone, with what was in it.", ToolOutcome.TOOL_OUTCOME_GONE);
+      if (reason === "EXECUTION_UNKNOWN")
+        return said("Nobody can tell whether this call ran.", ToolOutcome.TOOL_OUTCOME_UNKNOWN);
+      if (codeOf(problem) === status.INVALID_ARGUMENT)
+        return said(`The hand does not take this call: ${reason}`, ToolOutcome.TOOL_OUTCOME_TOOL_ERROR);
+      await this.journal.error("hand", it.id, problem);
+      return said("The call failed before it could answer.", ToolOutcome.TOOL_OUTCOME_UNKNOWN);
     }
   }
 
+  /** Kills a call. How it ended is what `execute` is told. */
   private async cancel(it: Call): Promise<void> {
-    const cancelExecution = this.mesh.sandbox.cancelExecution.bind(this.mesh.sandbox);
-    const request = { sandboxId: it.sandbox, executionId: it.id, epoch: this.epoch };
-    await this.again(() => call(cancelExecution, request, { seconds: LOOK_UP_SECONDS, grant: this.grant })).catch((problem) => {
-      if (this.isOver(problem)) throw new Stopped();
+    const { epoch, grant } = this.journal;
+    const request = CancelExecutionRequest.create({ sandboxId: it.sandbox, executionId: it.id, epoch });
+    const ask = () => call(this.mesh.sandbox, "cancelExecution", request, { seconds: LOOK_UP_SECONDS, grant });
+    await this.journal.again(ask).catch((problem) => {
+      if (isOver(problem)) throw new Stopped();
       if (codeOf(problem) !== status.NOT_FOUND) throw problem; // what is gone needs no cancelling
     });
   }
 
   private async finish(it: Call, result: ToolResult): Promise<void> {
-    await this.say(`finished-${it.id}`, { $case: "toolFinished", value: { toolUseId: it.id, result, blobs: [] } });
+    const value = { toolUseId: it.id, result };
+    await this.journal.say(`finished-${it.id}`, { $case: "toolFinished", value });
   }
+}
 
-  /** Whether a part of the mesh says that this harness is not the session's any more. */
-  private isOver(problem: unknown): boolean {
-    return problem instanceof Stopped || ["EPOCH_STALE", "GRANT_INVALID"].includes(reasonOf(problem));
-  }
+/** Whether a part of the mesh says that this harness is not the session's any more. */
+function isOver(problem: unknown): boolean {
+  return problem instanceof Stopped || ["EPOCH_STALE", "GRANT_INVALID"].includes(reasonOf(problem));
 }

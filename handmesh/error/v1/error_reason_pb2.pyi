@@ -292,6 +292,10 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """`PERMISSION_DENIED`. The hand is only shared with the session: it may use no
     tool that may change something. Metadata: `name`.
     """
+    ERROR_REASON_HAND_OVER_DENIED: _ErrorReason.ValueType  # 125
+    """`PERMISSION_DENIED`. A harness may not give its session's hands to that
+    session. Metadata: `session_id`.
+    """
     ERROR_REASON_HAND_TOKEN_NOT_FOUND: _ErrorReason.ValueType  # 140
     """`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""
     ERROR_REASON_HAND_NAME_DENIED: _ErrorReason.ValueType  # 141
@@ -603,6 +607,10 @@ ERROR_REASON_HAND_UNKNOWN: ErrorReason.ValueType  # 123
 ERROR_REASON_HAND_READ_ONLY: ErrorReason.ValueType  # 124
 """`PERMISSION_DENIED`. The hand is only shared with the session: it may use no
 tool that may change something. Metadata: `name`.
+"""
+ERROR_REASON_HAND_OVER_DENIED: ErrorReason.ValueType  # 125
+"""`PERMISSION_DENIED`. A harness may not give its session's hands to that
+session. Metadata: `session_id`.
 """
 ERROR_REASON_HAND_TOKEN_NOT_FOUND: ErrorReason.ValueType  # 140
 """`NOT_FOUND`. The tenant has no such hand token. Metadata: `hand_token_id`."""

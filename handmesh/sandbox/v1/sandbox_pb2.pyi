@@ -379,6 +379,7 @@ class Sandbox(message.Message):
     LEAVING_FIELD_NUMBER: builtins.int
     READERS_FIELD_NUMBER: builtins.int
     DESCRIPTION_FIELD_NUMBER: builtins.int
+    PREVIOUS_SESSION_ID_FIELD_NUMBER: builtins.int
     sandbox_id: builtins.str
     """Its id. Minted by the server."""
     environment: builtins.str
@@ -405,6 +406,10 @@ class Sandbox(message.Message):
     """Whether it is on its way to another owner."""
     description: builtins.str
     """What it is for."""
+    previous_session_id: builtins.str
+    """The session that had it last before its owner of now. Empty when there was
+    none.
+    """
     @builtins.property
     def create_time(self) -> timestamp_pb2.Timestamp:
         """When it was made; of one that came from a pool, when it got its owner."""
@@ -436,10 +441,11 @@ class Sandbox(message.Message):
         leaving: builtins.bool = ...,
         readers: abc.Iterable[HandReader] | None = ...,
         description: builtins.str = ...,
+        previous_session_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["backend", b"backend", "create_time", b"create_time", "description", b"description", "environment", b"environment", "generation", b"generation", "hand", b"hand", "leaving", b"leaving", "pooled", b"pooled", "readers", b"readers", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "session_id", b"session_id", "standing_hand", b"standing_hand", "unenforced_limits", b"unenforced_limits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["backend", b"backend", "create_time", b"create_time", "description", b"description", "environment", b"environment", "generation", b"generation", "hand", b"hand", "leaving", b"leaving", "pooled", b"pooled", "previous_session_id", b"previous_session_id", "readers", b"readers", "request_id", b"request_id", "sandbox_id", b"sandbox_id", "session_id", b"session_id", "standing_hand", b"standing_hand", "unenforced_limits", b"unenforced_limits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

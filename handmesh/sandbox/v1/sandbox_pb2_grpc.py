@@ -338,7 +338,9 @@ class SandboxServiceServicer:
         mounted are written for the old session, and are plain files then. Idempotent
         for the same generation and goal.
 
-        For clients of the tenant, and for the harness of the session that owns it.
+        For clients of the tenant, and for the harness of the session that owns it:
+        that one may give it to nobody, to the session's parent, to those that the
+        session has started, and to those that its configuration names.
 
         * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
         (`SESSION_NOT_FOUND`).
@@ -348,6 +350,8 @@ class SandboxServiceServicer:
         the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
         * `FAILED_PRECONDITION`: the new session has ended or is archived
         (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+        * `PERMISSION_DENIED`: a harness may not give it to that session
+        (`HAND_OVER_DENIED`).
         * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
         * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
         """

@@ -181,7 +181,9 @@ class SandboxServiceStub:
     mounted are written for the old session, and are plain files then. Idempotent
     for the same generation and goal.
 
-    For clients of the tenant, and for the harness of the session that owns it.
+    For clients of the tenant, and for the harness of the session that owns it:
+    that one may give it to nobody, to the session's parent, to those that the
+    session has started, and to those that its configuration names.
 
     * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
       (`SESSION_NOT_FOUND`).
@@ -191,6 +193,8 @@ class SandboxServiceStub:
       the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
     * `FAILED_PRECONDITION`: the new session has ended or is archived
       (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+    * `PERMISSION_DENIED`: a harness may not give it to that session
+      (`HAND_OVER_DENIED`).
     * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
     * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
     """
@@ -409,7 +413,9 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     mounted are written for the old session, and are plain files then. Idempotent
     for the same generation and goal.
 
-    For clients of the tenant, and for the harness of the session that owns it.
+    For clients of the tenant, and for the harness of the session that owns it:
+    that one may give it to nobody, to the session's parent, to those that the
+    session has started, and to those that its configuration names.
 
     * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
       (`SESSION_NOT_FOUND`).
@@ -419,6 +425,8 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
       the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
     * `FAILED_PRECONDITION`: the new session has ended or is archived
       (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+    * `PERMISSION_DENIED`: a harness may not give it to that session
+      (`HAND_OVER_DENIED`).
     * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
     * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
     """
@@ -718,7 +726,9 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         mounted are written for the old session, and are plain files then. Idempotent
         for the same generation and goal.
 
-        For clients of the tenant, and for the harness of the session that owns it.
+        For clients of the tenant, and for the harness of the session that owns it:
+        that one may give it to nobody, to the session's parent, to those that the
+        session has started, and to those that its configuration names.
 
         * `NOT_FOUND`: `SANDBOX_GONE`; no such session, or not of the same tenant
           (`SESSION_NOT_FOUND`).
@@ -728,6 +738,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
           the tenant a standing hand (`HAND_NAME_TAKEN`). Nothing has happened.
         * `FAILED_PRECONDITION`: the new session has ended or is archived
           (`SESSION_ENDED`, `SESSION_ARCHIVED`).
+        * `PERMISSION_DENIED`: a harness may not give it to that session
+          (`HAND_OVER_DENIED`).
         * `INVALID_ARGUMENT`: `to_hand` is no name for a hand (`ARGUMENT_INVALID`).
         * `UNAVAILABLE`: `SESSION_UNAVAILABLE`. What was begun goes on by itself.
         """

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from handmesh.sandbox.v1 import sandbox_pb2 as handmesh_dot_sandbox_dot_v1_dot_sandbox__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n handmesh/session/v1/config.proto\x12\x13handmesh.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!handmesh/sandbox/v1/sandbox.proto\"\xf2\x06\n\rSessionConfig\x12\x0f\n\x07harness\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06system\x18\x03 \x01(\t\x12<\n\x05hands\x18\x04 \x03(\x0b\x32-.handmesh.session.v1.SessionConfig.HandsEntry\x12\x10\n\x08no_hands\x18\x05 \x01(\x08\x12\x33\n\x0bmcp_servers\x18\x06 \x03(\x0b\x32\x1e.handmesh.session.v1.McpServer\x12\x11\n\tvault_ids\x18\x07 \x03(\t\x12\x35\n\x0c\x63ustom_tools\x18\x08 \x03(\x0b\x32\x1f.handmesh.session.v1.CustomTool\x12\x36\n\rtool_policies\x18\t \x03(\x0b\x32\x1f.handmesh.session.v1.ToolPolicy\x12-\n\x07\x62udgets\x18\n \x01(\x0b\x32\x1c.handmesh.session.v1.Budgets\x12\x1b\n\x13\x63ontext_policy_json\x18\x0b \x01(\t\x12\x19\n\x11max_output_tokens\x18\x0c \x01(\x05\x12>\n\x06labels\x18\r \x03(\x0b\x32..handmesh.session.v1.SessionConfig.LabelsEntry\x12\r\n\x05title\x18\x0e \x01(\t\x12\x0e\n\x06tenant\x18\x0f \x01(\t\x12\x1e\n\x11parent_session_id\x18\x10 \x01(\tH\x00\x88\x01\x01\x12,\n\x05\x61gent\x18\x11 \x01(\x0b\x32\x1d.handmesh.session.v1.AgentRef\x12\x38\n\rmemory_stores\x18\x12 \x03(\x0b\x32!.handmesh.session.v1.MemoryAccess\x12\x12\n\nmesh_tools\x18\x13 \x03(\t\x12\x36\n\x0c\x63hild_limits\x18\x14 \x01(\x0b\x32 .handmesh.session.v1.ChildLimits\x1aK\n\nHandsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.handmesh.session.v1.HandSpec:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x14\n\x12_parent_session_id\"]\n\x0cMemoryAccess\x12\x17\n\x0fmemory_store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\"e\n\x0b\x43hildLimits\x12\x11\n\tmax_depth\x18\x01 \x01(\x05\x12\x14\n\x0cmax_children\x18\x02 \x01(\x05\x12-\n\x07\x62udgets\x18\x03 \x01(\x0b\x32\x1c.handmesh.session.v1.Budgets\"\'\n\x08\x41gentRef\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x9e\x01\n\x08HandSpec\x12\x15\n\x0b\x65nvironment\x18\x01 \x01(\tH\x00\x12\x17\n\rstanding_hand\x18\x02 \x01(\tH\x00\x12\x30\n\tresources\x18\x03 \x03(\x0b\x32\x1d.handmesh.sandbox.v1.Resource\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x11\n\tread_only\x18\x05 \x01(\x08\x42\x08\n\x06source\"=\n\tMcpServer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x15\n\rallowed_tools\x18\x03 \x03(\t\"v\n\nCustomTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11input_schema_json\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"T\n\nToolPolicy\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x35\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32%.handmesh.session.v1.ToolPolicyAction\"\xb5\x01\n\x07\x42udgets\x12\x11\n\tmax_turns\x18\x01 \x01(\x03\x12\x12\n\nmax_tokens\x18\x02 \x01(\x03\x12\x17\n\x0fmax_cost_micros\x18\x03 \x01(\x03\x12\x30\n\rmax_wall_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0emax_tool_calls\x18\x05 \x01(\x03\x12 \n\x18max_model_calls_per_turn\x18\x06 \x01(\x03*\x8d\x01\n\x10ToolPolicyAction\x12\"\n\x1eTOOL_POLICY_ACTION_UNSPECIFIED\x10\x00\x12\x1c\n\x18TOOL_POLICY_ACTION_ALLOW\x10\x01\x12\x1a\n\x16TOOL_POLICY_ACTION_ASK\x10\x02\x12\x1b\n\x17TOOL_POLICY_ACTION_DENY\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n handmesh/session/v1/config.proto\x12\x13handmesh.session.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!handmesh/sandbox/v1/sandbox.proto\"\x88\x07\n\rSessionConfig\x12\x0f\n\x07harness\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x06system\x18\x03 \x01(\t\x12<\n\x05hands\x18\x04 \x03(\x0b\x32-.handmesh.session.v1.SessionConfig.HandsEntry\x12\x10\n\x08no_hands\x18\x05 \x01(\x08\x12\x33\n\x0bmcp_servers\x18\x06 \x03(\x0b\x32\x1e.handmesh.session.v1.McpServer\x12\x11\n\tvault_ids\x18\x07 \x03(\t\x12\x35\n\x0c\x63ustom_tools\x18\x08 \x03(\x0b\x32\x1f.handmesh.session.v1.CustomTool\x12\x36\n\rtool_policies\x18\t \x03(\x0b\x32\x1f.handmesh.session.v1.ToolPolicy\x12-\n\x07\x62udgets\x18\n \x01(\x0b\x32\x1c.handmesh.session.v1.Budgets\x12\x1b\n\x13\x63ontext_policy_json\x18\x0b \x01(\t\x12\x19\n\x11max_output_tokens\x18\x0c \x01(\x05\x12>\n\x06labels\x18\r \x03(\x0b\x32..handmesh.session.v1.SessionConfig.LabelsEntry\x12\r\n\x05title\x18\x0e \x01(\t\x12\x0e\n\x06tenant\x18\x0f \x01(\t\x12\x1e\n\x11parent_session_id\x18\x10 \x01(\tH\x00\x88\x01\x01\x12,\n\x05\x61gent\x18\x11 \x01(\x0b\x32\x1d.handmesh.session.v1.AgentRef\x12\x38\n\rmemory_stores\x18\x12 \x03(\x0b\x32!.handmesh.session.v1.MemoryAccess\x12\x12\n\nmesh_tools\x18\x13 \x03(\t\x12\x36\n\x0c\x63hild_limits\x18\x14 \x01(\x0b\x32 .handmesh.session.v1.ChildLimits\x12\x14\n\x0chand_over_to\x18\x15 \x03(\t\x1aK\n\nHandsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.handmesh.session.v1.HandSpec:\x02\x38\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x14\n\x12_parent_session_id\"]\n\x0cMemoryAccess\x12\x17\n\x0fmemory_store_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\tread_only\x18\x03 \x01(\x08\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\"e\n\x0b\x43hildLimits\x12\x11\n\tmax_depth\x18\x01 \x01(\x05\x12\x14\n\x0cmax_children\x18\x02 \x01(\x05\x12-\n\x07\x62udgets\x18\x03 \x01(\x0b\x32\x1c.handmesh.session.v1.Budgets\"\'\n\x08\x41gentRef\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x9e\x01\n\x08HandSpec\x12\x15\n\x0b\x65nvironment\x18\x01 \x01(\tH\x00\x12\x17\n\rstanding_hand\x18\x02 \x01(\tH\x00\x12\x30\n\tresources\x18\x03 \x03(\x0b\x32\x1d.handmesh.sandbox.v1.Resource\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x11\n\tread_only\x18\x05 \x01(\x08\x42\x08\n\x06source\"=\n\tMcpServer\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03url\x18\x02 \x01(\t\x12\x15\n\rallowed_tools\x18\x03 \x03(\t\"v\n\nCustomTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x19\n\x11input_schema_json\x18\x03 \x01(\t\x12*\n\x07timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"T\n\nToolPolicy\x12\x0f\n\x07pattern\x18\x01 \x01(\t\x12\x35\n\x06\x61\x63tion\x18\x02 \x01(\x0e\x32%.handmesh.session.v1.ToolPolicyAction\"\xb5\x01\n\x07\x42udgets\x12\x11\n\tmax_turns\x18\x01 \x01(\x03\x12\x12\n\nmax_tokens\x18\x02 \x01(\x03\x12\x17\n\x0fmax_cost_micros\x18\x03 \x01(\x03\x12\x30\n\rmax_wall_time\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0emax_tool_calls\x18\x05 \x01(\x03\x12 \n\x18max_model_calls_per_turn\x18\x06 \x01(\x03*\x8d\x01\n\x10ToolPolicyAction\x12\"\n\x1eTOOL_POLICY_ACTION_UNSPECIFIED\x10\x00\x12\x1c\n\x18TOOL_POLICY_ACTION_ALLOW\x10\x01\x12\x1a\n\x16TOOL_POLICY_ACTION_ASK\x10\x02\x12\x1b\n\x17TOOL_POLICY_ACTION_DENY\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,28 +37,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SESSIONCONFIG_HANDSENTRY']._serialized_options = b'8\001'
   _globals['_SESSIONCONFIG_LABELSENTRY']._loaded_options = None
   _globals['_SESSIONCONFIG_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_TOOLPOLICYACTION']._serialized_start=1863
-  _globals['_TOOLPOLICYACTION']._serialized_end=2004
+  _globals['_TOOLPOLICYACTION']._serialized_start=1885
+  _globals['_TOOLPOLICYACTION']._serialized_end=2026
   _globals['_SESSIONCONFIG']._serialized_start=125
-  _globals['_SESSIONCONFIG']._serialized_end=1007
-  _globals['_SESSIONCONFIG_HANDSENTRY']._serialized_start=863
-  _globals['_SESSIONCONFIG_HANDSENTRY']._serialized_end=938
-  _globals['_SESSIONCONFIG_LABELSENTRY']._serialized_start=940
-  _globals['_SESSIONCONFIG_LABELSENTRY']._serialized_end=985
-  _globals['_MEMORYACCESS']._serialized_start=1009
-  _globals['_MEMORYACCESS']._serialized_end=1102
-  _globals['_CHILDLIMITS']._serialized_start=1104
-  _globals['_CHILDLIMITS']._serialized_end=1205
-  _globals['_AGENTREF']._serialized_start=1207
-  _globals['_AGENTREF']._serialized_end=1246
-  _globals['_HANDSPEC']._serialized_start=1249
-  _globals['_HANDSPEC']._serialized_end=1407
-  _globals['_MCPSERVER']._serialized_start=1409
-  _globals['_MCPSERVER']._serialized_end=1470
-  _globals['_CUSTOMTOOL']._serialized_start=1472
-  _globals['_CUSTOMTOOL']._serialized_end=1590
-  _globals['_TOOLPOLICY']._serialized_start=1592
-  _globals['_TOOLPOLICY']._serialized_end=1676
-  _globals['_BUDGETS']._serialized_start=1679
-  _globals['_BUDGETS']._serialized_end=1860
+  _globals['_SESSIONCONFIG']._serialized_end=1029
+  _globals['_SESSIONCONFIG_HANDSENTRY']._serialized_start=885
+  _globals['_SESSIONCONFIG_HANDSENTRY']._serialized_end=960
+  _globals['_SESSIONCONFIG_LABELSENTRY']._serialized_start=962
+  _globals['_SESSIONCONFIG_LABELSENTRY']._serialized_end=1007
+  _globals['_MEMORYACCESS']._serialized_start=1031
+  _globals['_MEMORYACCESS']._serialized_end=1124
+  _globals['_CHILDLIMITS']._serialized_start=1126
+  _globals['_CHILDLIMITS']._serialized_end=1227
+  _globals['_AGENTREF']._serialized_start=1229
+  _globals['_AGENTREF']._serialized_end=1268
+  _globals['_HANDSPEC']._serialized_start=1271
+  _globals['_HANDSPEC']._serialized_end=1429
+  _globals['_MCPSERVER']._serialized_start=1431
+  _globals['_MCPSERVER']._serialized_end=1492
+  _globals['_CUSTOMTOOL']._serialized_start=1494
+  _globals['_CUSTOMTOOL']._serialized_end=1612
+  _globals['_TOOLPOLICY']._serialized_start=1614
+  _globals['_TOOLPOLICY']._serialized_end=1698
+  _globals['_BUDGETS']._serialized_start=1701
+  _globals['_BUDGETS']._serialized_end=1882
 # @@protoc_insertion_point(module_scope)

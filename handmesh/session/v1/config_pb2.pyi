@@ -117,6 +117,7 @@ class SessionConfig(message.Message):
     MEMORY_STORES_FIELD_NUMBER: builtins.int
     MESH_TOOLS_FIELD_NUMBER: builtins.int
     CHILD_LIMITS_FIELD_NUMBER: builtins.int
+    HAND_OVER_TO_FIELD_NUMBER: builtins.int
     harness: builtins.str
     """Which harness type runs the session, one of those that
     `HarnessService.ListHarnessTypes` lists. Empty means `messages`. Any name
@@ -197,6 +198,12 @@ class SessionConfig(message.Message):
     def child_limits(self) -> ChildLimits:
         """What sessions this one may start. Unset means none."""
 
+    @builtins.property
+    def hand_over_to(self) -> containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Sessions that its harness may hand its hands over to, or share them with,
+        beside its parent and those that it has started. At most 32.
+        """
+
     def __init__(
         self,
         *,
@@ -220,10 +227,11 @@ class SessionConfig(message.Message):
         memory_stores: abc.Iterable[MemoryAccess] | None = ...,
         mesh_tools: abc.Iterable[builtins.str] | None = ...,
         child_limits: ChildLimits | None = ...,
+        hand_over_to: abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id", "agent", b"agent", "budgets", b"budgets", "child_limits", b"child_limits", "parent_session_id", b"parent_session_id"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id", "agent", b"agent", "budgets", b"budgets", "child_limits", b"child_limits", "context_policy_json", b"context_policy_json", "custom_tools", b"custom_tools", "hands", b"hands", "harness", b"harness", "labels", b"labels", "max_output_tokens", b"max_output_tokens", "mcp_servers", b"mcp_servers", "memory_stores", b"memory_stores", "mesh_tools", b"mesh_tools", "model", b"model", "no_hands", b"no_hands", "parent_session_id", b"parent_session_id", "system", b"system", "tenant", b"tenant", "title", b"title", "tool_policies", b"tool_policies", "vault_ids", b"vault_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id", "agent", b"agent", "budgets", b"budgets", "child_limits", b"child_limits", "context_policy_json", b"context_policy_json", "custom_tools", b"custom_tools", "hand_over_to", b"hand_over_to", "hands", b"hands", "harness", b"harness", "labels", b"labels", "max_output_tokens", b"max_output_tokens", "mcp_servers", b"mcp_servers", "memory_stores", b"memory_stores", "mesh_tools", b"mesh_tools", "model", b"model", "no_hands", b"no_hands", "parent_session_id", b"parent_session_id", "system", b"system", "tenant", b"tenant", "title", b"title", "tool_policies", b"tool_policies", "vault_ids", b"vault_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parent_session_id: _TypeAlias = typing.Literal["parent_session_id"]  # noqa: Y015
     _WhichOneofArgType__parent_session_id: _TypeAlias = typing.Literal["_parent_session_id", b"_parent_session_id"]  # noqa: Y015

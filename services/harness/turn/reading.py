@@ -16,6 +16,12 @@ def asked(state: State) -> list[Message]:
     return [fact for fact in _since(state) if isinstance(fact, Message)]
 
 
+def unanswered(state: State) -> list[Message]:
+    """Returns those of them that no answer has read, oldest first."""
+    read = state.reply.read if state.reply is not None else 0
+    return [message for message in asked(state) if message.position > read]
+
+
 def answers(state: State) -> list[Replied]:
     """Returns what was answered to all of them, oldest first: nothing that was said before the last one came."""
     return [fact for fact in _since(state) if isinstance(fact, Replied) and fact.read >= state.message]

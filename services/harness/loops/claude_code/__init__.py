@@ -18,10 +18,14 @@ INSTALL = "pip install 'handmesh[claude-code]'"
 
 def make(settings: Settings) -> TurnType:
     """Makes the type. Raises NotAvailable without the SDK or the program in it."""
+    return make_at(settings.model_key_file, settings.model_base_url, settings.claude_code_processes)
+
+
+def make_at(key_file: Path | None, base_url: str | None, processes: int) -> TurnType:
+    """Makes the type for a model's key and address, with so many processes at most. Raises NotAvailable."""
     binary = find_binary()
     sweep()
-    place = Place(binary, settings.model_key_file, settings.model_base_url, settings.claude_code_processes)
-    return TurnType(TRAITS, DESCRIPTION, partial(ClaudeCode, place))
+    return TurnType(TRAITS, DESCRIPTION, partial(ClaudeCode, Place(binary, key_file, base_url, processes)))
 
 
 def find_binary() -> Path:

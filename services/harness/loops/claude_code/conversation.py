@@ -195,3 +195,17 @@ def _within_limits(messages: Sequence[Told]) -> None:
     sizes = [len(str(blocks[place]["source"].get("data", ""))) for blocks, place in found]
     for blocks, place in found[: images.dropped(sizes)]:
         blocks[place] = text_block(LEFT_OUT)
+
+
+def can_give(blocks: Sequence[Block], is_error: bool) -> bool:
+    """Tells whether a result reaches the model as it is through MCP and Claude Code, which knows fewer kinds."""
+    kinds = [block.get("type") for block in blocks]
+    if is_error:
+        return kinds == ["text"]
+    return all(
+        kind == "text" or (kind == "image" and _is_base64(block)) for kind, block in zip(kinds, blocks, strict=True)
+    )
+
+
+def _is_base64(block: Block) -> bool:
+    return isinstance(block.get("source"), dict) and block["source"].get("type") == "base64"

@@ -20,12 +20,15 @@ from services.harness.journal import Journal
 from services.harness.loops.claude_code import command
 from services.harness.loops.claude_code.conversation import (
     Blobs,
+    can_give,
     conversation,
     only_results_since,
     result_blocks,
     said,
 )
+from services.harness.loops.claude_code.failures import ended
 from services.harness.loops.claude_code.home import Home
+from services.harness.loops.claude_code.slots import Slots
 from services.harness.loops.claude_code.transcript import beginning
 from services.harness.mesh.calls import MeshCalls
 from services.harness.ports import Answer, ModelFailure, Ports
@@ -48,12 +51,12 @@ NO_KEY = (
 
 
 class Place:
-    """Where Claude Code is, and what all sessions of this harness share of it. `slots` bounds its processes."""
+    """Where Claude Code is, and what all sessions of this harness share of it."""
 
     def __init__(self, binary: Path, key_file: Path | None, base_url: str | None, processes: int) -> None:
         self.binary = binary
         self.base_url = base_url
-        self.slots = asyncio.Semaphore(processes)
+        self.slots = Slots(processes)
         self._key_file = key_file
 
     def key(self) -> str:
@@ -78,16 +81,22 @@ class ClaudeCode:
         self._mesh = MeshCalls(ports.mesh)
         self._replies = Replies(journal, ports, state, TRAITS)
         self._process: _Process | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     def prepare(self) -> None:
-        """Loads the model's library."""
-        self._replies.prepare()
+        """Loads the SDK, and what knows the newest model if the session names none."""
+        if self._loading is None:
+            self._loading = asyncio.create_task(asyncio.to_thread(_load), name="load the SDK")
+        if not self._state().config.model:
+            self._replies.prepare()
 
     async def answer(self) -> None:
         """Has Claude Code answer, and says what it did, or that it did not."""
-        newest = await self._replies.newest()
+        model = self._state().config.model
+        if not model:
+            self._replies.prepare()
+            model = await self._replies.newest()
         state = self._state()
-        model = state.config.model or newest
         if not await self._replies.afford(model):
             return
         blobs = await self._journal.shelf.opened(said(state), state.renditions.values())
@@ -111,17 +120,19 @@ class ClaudeCode:
         """Stops the loading, and ends the process."""
         await self.rest()
         await self._replies.close()
+        if self._loading is not None:
+            await asyncio.wait({self._loading})  # a thread goes to its end
 
     async def _answered(self, state: State, model: str, blobs: Blobs, show: Show) -> Answer:
         results = _results(state, blobs)
         process = self._process
-        if process is None or results is None or not process.waits_for(results):
+        if process is None or results is None or not process.waits_for(results, _tools(state)):
             await self.rest()
             self._process = process = _Process(self._place, self._mesh)
             await process.begin(state, model, blobs, self._journal.log.session_id)
         else:
             process.give(results)
-        failpoints.hit("harness.model_asked")
+        failpoints.hit("harness.model_asked", ended)
         return await process.answer(show)
 
 
@@ -134,14 +145,13 @@ class _Process:
         self._making: asyncio.Task[tuple[Running, list[Block]]] | None = None
         self._running: Running | None = None
         self._home: Home | None = None
-        self._has_slot = False
         self._calls: frozenset[str] = frozenset()
+        self._tools: list[ToolSpec] = []
 
     async def begin(self, state: State, model: str, blobs: Blobs, session_id: str) -> None:
         """Starts it with all that the log says. Raises ModelFailure."""
-        key = self._place.key()
-        await self._place.slots.acquire()
-        self._has_slot = True
+        key, self._tools = self._place.key(), _tools(state)
+        await self._place.slots.take(self)
         making = self._making = asyncio.create_task(asyncio.to_thread(self._made, key, state, model, blobs, session_id))
         await asyncio.wait({making})  # not cut off: what it makes is to be removed
         self._running, prompt = making.result()
@@ -169,13 +179,14 @@ class _Process:
         tools = self._mesh.described(_tools(state), state.config)
         return Running(Process(argv, environment, home.work), tools), begun.prompt
 
-    def waits_for(self, results: Mapping[str, object]) -> bool:
-        """Tells whether these are the results that it waits for."""
-        return bool(self._calls) and self._calls == results.keys()
+    def waits_for(self, results: Mapping[str, object], tools: Sequence[ToolSpec]) -> bool:
+        """Tells whether these are the results that it waits for, and the tools that it knows of."""
+        return bool(self._calls) and self._calls == results.keys() and self._tools == tools
 
     def give(self, results: Mapping[str, tuple[Sequence[Block], bool]]) -> None:
         """Gives it the results of its calls."""
         assert self._running is not None
+        self._place.slots.works(self)
         self._running.give(results)
 
     async def answer(self, show: Show) -> Answer:
@@ -183,7 +194,14 @@ class _Process:
         assert self._running is not None
         answer = await self._running.answer(show)
         self._calls = frozenset(call.id for call in codec.calls_of(answer.content, answer.stop_reason))
+        self._place.slots.waits(self)
         return answer
+
+    def give_way(self) -> None:
+        """Kills it at once: its place is wanted, and it only waits for its calls."""
+        self._calls = frozenset()
+        if self._running is not None:
+            self._running.kill()
 
     async def end(self) -> None:
         """Kills it, and removes what it leaves."""
@@ -195,8 +213,11 @@ class _Process:
                 await asyncio.wait({self._making})
             if self._home is not None:
                 await asyncio.to_thread(self._home.remove)
-            if self._has_slot:
-                self._place.slots.release()
+            self._place.slots.leave(self)
+
+
+def _load() -> None:
+    import services.harness.loops.claude_code.running  # noqa: F401
 
 
 def _tools(state: State) -> list[ToolSpec]:
@@ -217,8 +238,6 @@ def _waits(answer: Answer, state: State) -> bool:
 
 def _results(state: State, blobs: Blobs) -> dict[str, tuple[list[Block], bool]] | None:
     """Returns the results of the last reply's calls, if they are all that was said since, and can be given as such."""
-    from services.harness.loops.claude_code.running import can_give
-
     if not only_results_since(state):
         return None
     results: dict[str, tuple[list[Block], bool]] = {}

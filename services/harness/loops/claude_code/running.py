@@ -21,7 +21,7 @@ from services.harness.answer import Answering, Malformed, Show
 from services.harness.blocks import Block
 from services.harness.core import ToolSpec
 from services.harness.loops.claude_code.command import SERVER
-from services.harness.loops.claude_code.failures import failure_of
+from services.harness.loops.claude_code.failures import broken, ended, failure_of
 from services.harness.loops.claude_code.process import Process
 from services.harness.ports import Answer, ModelFailure
 from services.kit import failpoints
@@ -61,7 +61,7 @@ class Running:
                 if prompt:
                     await self._client.query(_messages(prompt))
         except (ClaudeSDKError, OSError, TimeoutError):
-            raise _ended() from None
+            raise ended() from None
 
     def give(self, results: Mapping[str, tuple[Sequence[Block], bool]]) -> None:
         """Gives the results of all calls of the last answer: blocks (see `can_give`), and whether it is an error."""
@@ -73,21 +73,21 @@ class Running:
         answering: Answering | None = None
         while True:
             event = await self._next()
-            failpoints.hit("harness.model_streaming", _ended)
+            failpoints.hit("harness.model_streaming", ended)
             if event["type"] == "message_start":
                 if answering is not None:
-                    raise _broken()  # it asks anew by itself: what was shown is void
+                    raise broken()  # it asks anew by itself: what was shown is void
                 answering = Answering(show)
             if answering is None:
                 continue  # the end of the answer before
             try:
                 answering.take(json.dumps(event, ensure_ascii=False).encode("utf-8", "surrogatepass"))
             except Malformed:
-                raise _broken() from None
+                raise broken() from None
             if event["type"] == "message_delta" and answering.stop_reason:
                 if answering.stop_reason != "tool_use":
                     self.kill()  # before it goes on by itself
-                failpoints.hit("harness.model_answered", _broken)
+                failpoints.hit("harness.model_answered", broken)
                 return _whole(answering)
 
     def kill(self) -> None:
@@ -120,7 +120,7 @@ class Running:
                 case ResultMessage():
                     raise failure_of(message.api_error_status, message.terminal_reason, message.result)
                 case None:
-                    raise _ended()
+                    raise ended()
 
     async def _read(self) -> None:
         """Takes what it says as it comes, so that it never waits for us."""
@@ -139,20 +139,6 @@ class Running:
 
     def _result(self, id: str) -> asyncio.Future[types.CallToolResult]:
         return self._results.setdefault(id, asyncio.get_running_loop().create_future())
-
-
-def can_give(blocks: Sequence[Block], is_error: bool) -> bool:
-    """Tells whether a result reaches the model as it is through MCP and Claude Code, which knows fewer kinds."""
-    kinds = [block.get("type") for block in blocks]
-    if is_error:
-        return kinds == ["text"]
-    return all(
-        kind == "text" or (kind == "image" and _is_base64(block)) for kind, block in zip(kinds, blocks, strict=True)
-    )
-
-
-def _is_base64(block: Block) -> bool:
-    return isinstance(block.get("source"), dict) and block["source"].get("type") == "base64"
 
 
 def _contents(blocks: Sequence[Block]) -> list[types.ContentBlock]:
@@ -178,11 +164,3 @@ def _whole(answering: Answering) -> Answer:
         answering.stop_sequence,
         answering.stop_details,
     )
-
-
-def _ended() -> ModelFailure:
-    return ModelFailure("MODEL_UNAVAILABLE", "Claude Code has ended before it answered", retryable=True)
-
-
-def _broken() -> ModelFailure:
-    return ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True)

@@ -10,7 +10,7 @@ from services.harness.ports import Answer, Ports
 from services.harness.settings import Settings
 from services.harness.turn.lately import Told
 from services.harness.turn.loop import Answering, TurnType
-from services.harness.turn.reading import asked, content_of, text_of
+from services.harness.turn.reading import content_of, text_of, unanswered
 from services.harness.turn.replies import Replies
 from services.harness.turn.state import State
 from services.harness.turn.traits import Traits
@@ -19,6 +19,7 @@ DESCRIPTION = (
     "Answers each message with its own text. Asks no model and has no tools: to try a mesh, and to begin from."
 )
 TRAITS = Traits("echo", tools=False)
+EMPTY = "(nothing was said)"  # the model's API, which may see it later, takes no empty text
 
 
 class Echo(Answering):
@@ -31,8 +32,8 @@ class Echo(Answering):
     async def answer(self) -> None:
         """Says the messages' text, once for whatever is in the log now."""
         state = self._state()
-        content = content_of("\n\n".join(text_of(message.content) for message in asked(state)))
-        answer = Answer(content, "end_turn", TokenUsage(), message_id="", model="")
+        said = "\n\n".join(text_of(message.content) for message in unanswered(state))
+        answer = Answer(content_of(said.strip() or EMPTY), "end_turn", TokenUsage(), message_id="", model="")
         await self._replies.say(answer, read=state.head)
 
 
