@@ -1,4 +1,4 @@
-"""`handmesh hand`: a directory of this machine as a hand, and the tokens that hands connect with."""
+"""`handmesh hand`: a directory of this machine as a hand, the tokens that hands connect with, and whose a hand is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from handmesh.cli.options import DataDirectory, Json
+from handmesh.cli import hands
+from handmesh.cli.options import PASSED_ON, DataDirectory, Json
 from handmesh.cli.problems import run, say
 
 if TYPE_CHECKING:
@@ -20,15 +21,24 @@ Start here:
   handmesh hand serve --name laptop --token-file laptop.token     where the hand is; see --connect
   handmesh run "what is here?" --hand laptop                      in another terminal
   handmesh hand revoke laptop                                     its workers' links end
+  handmesh hand create bench --environment docker                 a hand that outlives sessions
+  handmesh hand attach bench SESSION                              and is a session's for a while
 """
 
 app = typer.Typer(
     name="hand",
-    help="Connects hands that dial out: machines behind a firewall, programs, devices.",
+    help="Hands that outlive sessions and change their owners, and hands that dial out: machines, programs, devices.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog=EPILOG,
 )
+app.command()(hands.create)
+app.command("list")(hands.list_)
+app.command()(hands.attach)
+app.command()(hands.detach)
+app.command()(hands.transfer)
+app.command()(hands.share)
+app.command()(hands.release)
 HandName = Annotated[str, typer.Argument(metavar="NAME", help="The hand's name: a-z, 0-9, - and _.")]
 
 
@@ -130,6 +140,14 @@ def revoke(
         return 0
 
     run(body)
+
+
+@app.command(context_settings=PASSED_ON)
+def check(context: typer.Context) -> None:
+    """Checks a hand of your own, in any language, against a mesh that runs. See docs/wire.md."""
+    from handmesh.conformance.hand.__main__ import main
+
+    raise typer.Exit(main(context.args))
 
 
 def _print(found: list[session_pb2.HandToken], as_json: bool) -> None:

@@ -13,6 +13,7 @@ _HINTS = {
     "DEADLINE_EXCEEDED": "Is the mesh well? handmesh doctor",
     "IDENTITY_UNKNOWN": "The key comes from the data directory (--data-dir) or from HANDMESH_API_KEY",
     "SESSION_NOT_FOUND": "These are there: handmesh sessions",
+    "HAND_UNKNOWN": "These are there: handmesh hand list",
     "HAND_TOKEN_NOT_FOUND": "These are there: handmesh hand tokens",
     "VAULT_NOT_FOUND": "These are there: handmesh vault list",
     "SERVER_ADDRESS_DENIED": "On this machine, or in a private network? HANDMESH_OUTBOUND_ALLOW=HOST handmesh up",

@@ -50,7 +50,7 @@ class Settings(Mesh):
         "TOML file of models' prices, before the built-in ones.",
     )
     capacity: int = setting("HANDMESH_CAPACITY", whole, 100, "Most sessions that this harness works on at once.")
-    claude_code_processes: int = setting(
+    claude_code_processes: int = tuning(
         "HANDMESH_CLAUDE_CODE_PROCESSES",
         whole,
         8,

@@ -45,6 +45,7 @@ def settings(*types: str) -> Settings:
         preload=False,
         capacity=1,
         harness_types=types,
+        claude_code_processes=1,
     )
 
 

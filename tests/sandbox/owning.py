@@ -104,11 +104,12 @@ class Ground:
 
     async def transfer(self, sandbox_id: str, to: str = "", by: Brain | None = None, **fields: Any) -> pb.Sandbox:
         """Gives a hand away, as its session's harness or as a client."""
-        if (seconds := fields.pop("seconds", None)) is not None:
-            fields["settle_timeout"] = datetime.timedelta(seconds=seconds)
+        seconds = fields.pop("seconds", None)
         request = pb.TransferRequest(
             sandbox_id=sandbox_id, to_session_id=to or None, epoch=by.epoch if by else 0, **fields
         )
+        if seconds is not None:
+            request.settle_timeout.FromMilliseconds(round(seconds * 1000))
         if by is None:
             return (await self.client.Transfer(request)).sandbox
         return (await self.harness.Transfer(request, metadata=by.shown)).sandbox

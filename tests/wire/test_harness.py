@@ -44,14 +44,14 @@ def in_typescript(mesh: Mesh) -> str:
 @pytest.mark.typescript
 async def test_the_harness_in_typescript(mesh: Mesh) -> None:
     """A harness that has nothing of ours but the contracts does all that one must, killed behind each event too."""
-    code, lines = await checked(mesh, "wire-echo", "--command", in_typescript(mesh))
+    code, lines = await checked(mesh, "wire-echo", "--seconds", 15, "--command", in_typescript(mesh))
     assert (code, [line for line in lines if " OK " not in line]) == (0, [])
     assert len(lines) == len(CHECKS)
 
 
 async def test_the_built_in_type(mesh: Mesh) -> None:
     """The checks hold for the type that we have written, too; what needs a process to kill is skipped, and said."""
-    code, lines = await checked(mesh, "messages", "--only", 1, 2, 5, 6, 10, 11)
+    code, lines = await checked(mesh, "messages", "--seconds", 15, "--only", 1, 2, 5, 6, 10, 11)
     (skipped,) = [line for line in lines if " OK " not in line]
     assert code == 0
     assert "SKIPPED" in skipped and skipped.endswith(": needs the command that starts it (--command)")

@@ -1,6 +1,6 @@
 // What the log says, and what happens next: `decide(fold(log))`. Pure: no clock, no network, no randomness.
 
-import { ToolOutcome, type ToolResult } from "../stubs/handmesh/sandbox/v1/tool.js";
+import { ToolOutcome, ToolResult } from "../stubs/handmesh/sandbox/v1/tool.js";
 import { HandSpec, SessionConfig, ToolPolicyAction } from "../stubs/handmesh/session/v1/config.js";
 import { type Event, TurnEndReason } from "../stubs/handmesh/session/v1/event.js";
 
@@ -217,7 +217,7 @@ function allowed(config: SessionConfig, name: string): boolean {
 }
 
 export function said(output: string, outcome: ToolOutcome): ToolResult {
-  return { output, outcome, contentJson: "", truncated: false, spillPath: "" };
+  return ToolResult.create({ output, outcome });
 }
 
 function text(whole: string, room: number): Piece {

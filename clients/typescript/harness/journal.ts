@@ -7,8 +7,12 @@
 
 import { randomUUID } from "node:crypto";
 import { status } from "@grpc/grpc-js";
-import { Event } from "../stubs/handmesh/session/v1/event.js";
-import { type SessionServiceClient, WatchEventsRequest } from "../stubs/handmesh/session/v1/session.js";
+import { type Event } from "../stubs/handmesh/session/v1/event.js";
+import {
+  EmitEventRequest,
+  type SessionServiceClient,
+  WatchEventsRequest,
+} from "../stubs/handmesh/session/v1/session.js";
 import { State } from "./core.js";
 import { call, codeOf, pause, reasonOf } from "./rpc.js";
 
@@ -16,8 +20,8 @@ const EMIT_SECONDS = 15;
 const AGAIN_SECONDS = 30; // how long a part of the mesh that is away is asked again
 const PAUSE_MS = 250;
 
-/** What an event says. */
-export type Kind = NonNullable<Event["kind"]>;
+/** What an event says. Fields that are left out have their defaults, also those that a later contract adds. */
+export type Kind = NonNullable<NonNullable<Parameters<typeof Event.fromPartial>[0]>["kind"]>;
 
 /** Another harness owns the session, or nobody does: this one has nothing more to say. */
 export class Stopped extends Error {}
@@ -52,7 +56,7 @@ export class Journal {
   private async read(): Promise<void> {
     while (!this.signal.aborted) {
       const start = { sessionId: this.sessionId, startPosition: this.state.head + 1 };
-      const stream = this.session.watchEvents(WatchEventsRequest.fromPartial(start));
+      const stream = this.session.watchEvents(WatchEventsRequest.create(start));
       const cancel = () => stream.cancel();
       this.signal.addEventListener("abort", cancel);
       try {
@@ -162,10 +166,8 @@ export class Journal {
   }
 
   private async emit(eventId: string, kind: Kind, expectedPosition?: number) {
-    const event = Event.fromPartial({ eventId });
-    event.kind = kind;
-    event.ignorable = kind.$case === "errorRaised";
-    const request = { sessionId: this.sessionId, event, expectedPosition, epoch: this.epoch };
+    const event = { eventId, kind, ignorable: kind.$case === "errorRaised" };
+    const request = EmitEventRequest.create({ sessionId: this.sessionId, event, expectedPosition, epoch: this.epoch });
     const { answer, grant } = await this.again(() =>
       call(this.session, "emitEvent", request, { seconds: EMIT_SECONDS }),
     );

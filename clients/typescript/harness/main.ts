@@ -8,6 +8,7 @@ import { SandboxServiceClient } from "../stubs/handmesh/sandbox/v1/sandbox.js";
 import {
   ClaimWorkRequest,
   type ClaimWorkResponse,
+  ReleaseWorkRequest,
   SessionServiceClient,
 } from "../stubs/handmesh/session/v1/session.js";
 import { CHANNEL_OPTIONS, call, identityFrom, pause, reasonOf } from "./rpc.js";
@@ -58,7 +59,7 @@ async function work(offer: ClaimWorkResponse): Promise<void> {
     );
   }
   runs.delete(offer.sessionId);
-  const release = { claimId: mine.claimId, sessionId: offer.sessionId, refused, wakeTime: undefined };
+  const release = ReleaseWorkRequest.create({ claimId: mine.claimId, sessionId: offer.sessionId, refused });
   await call(mesh.session, "releaseWork", release, { seconds: RELEASE_SECONDS }).catch(() => {}); // it ends unsaid, too
 }
 

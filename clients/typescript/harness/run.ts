@@ -2,9 +2,15 @@
 
 import { createHash, randomUUID } from "node:crypto";
 import { status } from "@grpc/grpc-js";
-import { type SandboxServiceClient } from "../stubs/handmesh/sandbox/v1/sandbox.js";
+import {
+  CancelExecutionRequest,
+  ExecuteRequest,
+  ListToolsRequest,
+  ProvisionRequest,
+  type SandboxServiceClient,
+} from "../stubs/handmesh/sandbox/v1/sandbox.js";
 import { ToolOutcome, type ToolResult } from "../stubs/handmesh/sandbox/v1/tool.js";
-import { ModelReplied, TurnEnded, TurnEndReason } from "../stubs/handmesh/session/v1/event.js";
+import { TurnEndReason } from "../stubs/handmesh/session/v1/event.js";
 import { type SessionServiceClient } from "../stubs/handmesh/session/v1/session.js";
 import { type Action, type Call, type Piece, decide, said } from "./core.js";
 import { Journal, Stopped } from "./journal.js";
@@ -86,17 +92,17 @@ export class Run {
 
   private async reply(pieces: Piece[]): Promise<void> {
     const blocks = pieces.map((it) => (it.type === "tool_use" ? { ...it, id: `toolu_${randomUUID()}` } : it));
-    const value = ModelReplied.fromPartial({
+    const value = {
       contentJson: JSON.stringify(blocks),
       stopReason: blocks.some((block) => block.type === "tool_use") ? "tool_use" : "end_turn",
       readPosition: this.journal.state.head,
       model: this.harness,
-    });
+    };
     await this.journal.propose("reply", { $case: "modelReplied", value });
   }
 
   private async endTurn(reason: TurnEndReason, read: number): Promise<void> {
-    const value = TurnEnded.fromPartial({ reason, readPosition: read, stopReason: "end_turn" });
+    const value = { reason, readPosition: read, stopReason: "end_turn" };
     await this.journal.propose("ended", { $case: "turnEnded", value });
   }
 
@@ -108,7 +114,7 @@ export class Run {
       this.journal.say(id, { $case: "toolsOffered", value: { hand, toolsJson, digest } });
     let tools;
     try {
-      const asked = { of: { $case: "environment" as const, value: environment } };
+      const asked = ListToolsRequest.create({ of: { $case: "environment", value: environment } });
       const ask = () => call(this.mesh.sandbox, "listTools", asked, { seconds: LOOK_UP_SECONDS });
       tools = (await this.journal.again(ask)).answer.tools;
     } catch (problem) {
@@ -131,7 +137,8 @@ export class Run {
     const { hand, environment, calls } = state;
     const generation = state.generation + 1;
     const requestId = `${sessionId}/${hand}/${generation}`; // whoever comes after this one finds the same sandbox by it
-    const request = { environment, resources: state.spec.resources, requestId, sessionId, epoch, hand };
+    const { resources } = state.spec;
+    const request = ProvisionRequest.create({ environment, resources, requestId, sessionId, epoch, hand });
     try {
       const ask = () => call(this.mesh.sandbox, "provision", request, { seconds: PROVISION_SECONDS, grant, signal });
       const made = (await this.journal.again(ask)).answer.sandbox!;
@@ -164,8 +171,7 @@ export class Run {
   private async execute(it: Call, sandboxId: string): Promise<ToolResult> {
     const { epoch, grant, signal } = this.journal;
     const name = it.name.split("__").at(-1)!;
-    const ids = { sandboxId, executionId: it.id, epoch };
-    const request = { ...ids, name, input: it.input, timeout: undefined, attachOnly: false };
+    const request = ExecuteRequest.create({ sandboxId, name, input: it.input, executionId: it.id, epoch });
     try {
       const ask = () => call(this.mesh.sandbox, "execute", request, { grant, signal });
       return (await this.journal.again(ask)).answer.result!;
@@ -186,7 +192,7 @@ export class Run {
   /** Kills a call. How it ended is what `execute` is told. */
   private async cancel(it: Call): Promise<void> {
     const { epoch, grant } = this.journal;
-    const request = { sandboxId: it.sandbox, executionId: it.id, epoch };
+    const request = CancelExecutionRequest.create({ sandboxId: it.sandbox, executionId: it.id, epoch });
     const ask = () => call(this.mesh.sandbox, "cancelExecution", request, { seconds: LOOK_UP_SECONDS, grant });
     await this.journal.again(ask).catch((problem) => {
       if (isOver(problem)) throw new Stopped();
@@ -195,7 +201,7 @@ export class Run {
   }
 
   private async finish(it: Call, result: ToolResult): Promise<void> {
-    const value = { toolUseId: it.id, result, blobs: [] };
+    const value = { toolUseId: it.id, result };
     await this.journal.say(`finished-${it.id}`, { $case: "toolFinished", value });
   }
 }

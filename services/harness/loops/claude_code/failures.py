@@ -22,3 +22,13 @@ def failure_of(status: int | None, why: str | None, said: str | None) -> ModelFa
     if status in (401, 403):
         return ModelFailure("MODEL_KEY_REFUSED", f"the model's API refuses the key ({status})", retryable=False)
     return ModelFailure("MODEL_REQUEST_REFUSED", told, retryable=False)
+
+
+def ended() -> ModelFailure:
+    """Says that the process is gone."""
+    return ModelFailure("MODEL_UNAVAILABLE", "Claude Code has ended before it answered", retryable=True)
+
+
+def broken() -> ModelFailure:
+    """Says that an answer is not whole."""
+    return ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import mcp_types as types
-from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ClaudeSDKError, ResultMessage, StreamEvent
+from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, StreamEvent
 from mcp.server.lowlevel import Server
 
 from handmesh.session.v1.event_pb2 import TokenUsage
@@ -21,7 +21,7 @@ from services.harness.answer import Answering, Malformed, Show
 from services.harness.blocks import Block
 from services.harness.core import ToolSpec
 from services.harness.loops.claude_code.command import SERVER
-from services.harness.loops.claude_code.failures import failure_of
+from services.harness.loops.claude_code.failures import broken, ended, failure_of
 from services.harness.loops.claude_code.process import Process
 from services.harness.ports import Answer, ModelFailure
 from services.kit import failpoints
@@ -60,8 +60,8 @@ class Running:
                 self._reading = asyncio.create_task(self._read(), name="read Claude Code")
                 if prompt:
                     await self._client.query(_messages(prompt))
-        except (ClaudeSDKError, OSError, TimeoutError):
-            raise _ended() from None
+        except Exception:  # whatever it is: the SDK raises bare ones when its process does not answer
+            raise ended() from None
 
     def give(self, results: Mapping[str, tuple[Sequence[Block], bool]]) -> None:
         """Gives the results of all calls of the last answer: blocks (see `can_give`), and whether it is an error."""
@@ -73,21 +73,21 @@ class Running:
         answering: Answering | None = None
         while True:
             event = await self._next()
-            failpoints.hit("harness.model_streaming", _ended)
+            failpoints.hit("harness.model_streaming", ended)
             if event["type"] == "message_start":
                 if answering is not None:
-                    raise _broken()  # it asks anew by itself: what was shown is void
+                    raise broken()  # it asks anew by itself: what was shown is void
                 answering = Answering(show)
             if answering is None:
                 continue  # the end of the answer before
             try:
                 answering.take(json.dumps(event, ensure_ascii=False).encode("utf-8", "surrogatepass"))
             except Malformed:
-                raise _broken() from None
+                raise broken() from None
             if event["type"] == "message_delta" and answering.stop_reason:
                 if answering.stop_reason != "tool_use":
                     self.kill()  # before it goes on by itself
-                failpoints.hit("harness.model_answered", _broken)
+                failpoints.hit("harness.model_answered", broken)
                 return _whole(answering)
 
     def kill(self) -> None:
@@ -120,15 +120,15 @@ class Running:
                 case ResultMessage():
                     raise failure_of(message.api_error_status, message.terminal_reason, message.result)
                 case None:
-                    raise _ended()
+                    raise ended()
 
     async def _read(self) -> None:
         """Takes what it says as it comes, so that it never waits for us."""
         try:
             async for message in self._client.receive_messages():
                 self._said.put_nowait(message)
-        except (ClaudeSDKError, ValueError, OSError):
-            pass  # it has ended, or said what nobody understands
+        except Exception:  # the top of a task: it has ended, or said what nobody understands
+            pass
         self._said.put_nowait(None)
 
     async def _list(self, _context: Any, _params: Any) -> types.ListToolsResult:
@@ -164,11 +164,3 @@ def _whole(answering: Answering) -> Answer:
         answering.stop_sequence,
         answering.stop_details,
     )
-
-
-def _ended() -> ModelFailure:
-    return ModelFailure("MODEL_UNAVAILABLE", "Claude Code has ended before it answered", retryable=True)
-
-
-def _broken() -> ModelFailure:
-    return ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True)
