@@ -45,6 +45,7 @@ NOT_THERE = {"MEMORY_NOT_FOUND", "SESSION_NOT_FOUND", "SANDBOX_GONE"}  # what is
 
 # What is no session's, or may be looked at by whoever may take any session up.
 LOOKS = {"GetSession", "GetEvents", "WatchEvents", "ListBlobs", "DownloadBlob", "ClaimWork", "ReleaseWork", "OfferWork"}
+LOOKS |= {"ListServedTypes"}
 LOOKS |= {"ListExecutions", "ListFiles", "ReadFile", "ListSandboxes", "ListEnvironments"}
 # What needs no grant: the session service checks the epoch of what is shown, and nothing is shown of what is uploaded
 # until an event names it.
@@ -107,6 +108,8 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
         ),
         "Release": lambda: sandbox_pb2.ReleaseRequest(**at),
         "PutResources": lambda: sandbox_pb2.PutResourcesRequest(**at, **epoch),
+        "Transfer": lambda: sandbox_pb2.TransferRequest(to_session_id=foreign.session_id, **at, **epoch),
+        "ShareHand": lambda: sandbox_pb2.ShareHandRequest(**log, **at, **epoch),
         "Checkpoint": lambda: sandbox_pb2.CheckpointRequest(**at, **epoch),
         "vault_proxy.ListTools": vault_proxy_pb2.ListToolsRequest,
         "vault_proxy.Execute": lambda: vault_proxy_pb2.ExecuteRequest(name="shop__who_am_i", input="{}"),
@@ -117,7 +120,7 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
     }
 
 
-LATER = {"sandbox.WatchExecution", "sandbox.ListTools", "Transfer"}  # looks, and what is not built yet
+LATER = {"sandbox.WatchExecution", "sandbox.ListTools"}  # looks
 
 
 def methods() -> list[tuple[str, str, Any]]:
