@@ -82,7 +82,7 @@ def _child_limits(options: RunOptions) -> config_pb2.ChildLimits | None:
 
 
 def context_of(value: str) -> str:
-    """Returns a context policy's JSON text: the value itself if it is an object, else what the file of that name holds."""
+    """Returns the JSON text of a context policy: the value itself if it is an object, else what is in that file."""
     text = value
     if not value.lstrip().startswith("{"):
         try:
