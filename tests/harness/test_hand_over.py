@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,7 +54,7 @@ async def test_a_hand_is_given_once_however_often_it_is_asked() -> None:
     """The next harness asks again with the same call: the hand is there already, and the answer is the same."""
     giving = Giving()
     first = await asked(giving, hand="box", session=OTHER, name="tool")
-    assert first == ToolResult(f"The hand box is session {OTHER}'s now, as tool.")
+    assert first == ToolResult(json.dumps({"session": OTHER, "hand": "tool"}))
     assert (await asked(giving, hand="box", session=OTHER, name="tool"), giving.given) == (first, 1)
 
 

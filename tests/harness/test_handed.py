@@ -35,6 +35,10 @@ def hands_with_box() -> MemoryHands:
     return hands
 
 
+def reminder(text: str) -> str:
+    return f"<system-reminder>{text}</system-reminder>"
+
+
 def names(model: ScriptedModel) -> list[list[str]]:
     return [[tool["name"] for tool in request.get("tools", ())] for request in model.requests]
 
@@ -52,7 +56,7 @@ async def test_a_hand_that_comes_during_a_turn_is_of_use_in_it() -> None:
     result, told = model.requests[1]["messages"][-1]["content"]
     assert (result["type"], told["text"]) == (
         "tool_result",
-        "[The hand `box` was handed to this session. Its tools are `box__...`. Runs the tests.]",
+        reminder("The hand `box` was handed to this session. Its tools are `box__...`. Runs the tests."),
     )
     assert "Runs the tests." in model.requests[1]["tools"][1]["description"]
     assert [(it.hand, it.sandbox_id) for it in log.only("tool_started")][1] == ("box", BOX)
@@ -67,7 +71,10 @@ async def test_a_hand_that_came_while_nobody_worked_is_told_with_the_next_messag
     model = ScriptedModel(said(t1=BOX_LS), said())
     await run(log, ports(model, hands_with_box()))
     first = [block["text"] for block in model.requests[0]["messages"][-1]["content"]]
-    assert first == ["[The hand `box` was handed to this session. Its tools are `box__...`.]", "use it"]
+    assert first == [
+        reminder("The hand `box` was handed to this session. Its tools are `box__...`."),
+        "use it",
+    ]
     assert (outcomes(log), ends(log)) == (["OK"], ["DONE", "DONE"])
 
 
@@ -97,7 +104,7 @@ async def test_a_running_call_keeps_its_result_when_the_hand_leaves() -> None:
     ]
     assert (len(hands.ran), outcomes(log)) == (1, ["OK", "GONE"])
     assert names(model) == [["box__bash"], [], []]
-    assert f"[The hand `box` went to session {OTHER}, with all that is in it.]" in json.dumps(model.requests[1])
+    assert reminder(f"The hand `box` went to session {OTHER}, with all that is in it.") in json.dumps(model.requests[1])
 
 
 async def test_a_dead_harness_call_is_settled_after_the_hand_left() -> None:
@@ -140,7 +147,7 @@ async def test_a_hand_of_the_configuration_that_was_given_away_is_made_anew() ->
     await run(log, ports(model, hands))
     assert [it.generation for it in log.only("sandbox_provisioned")] == [1, 2]
     assert len({it.sandbox_id for it in log.only("tool_started")}) == 2
-    assert "[The hand `main` went to session" in json.dumps(model.requests[2])
+    assert "The hand `main` went to session" in json.dumps(model.requests[2])
     assert (outcomes(log), ends(log)) == (["OK"] * 3, ["DONE"])
 
 
@@ -165,7 +172,7 @@ async def test_a_shared_hand_offers_what_reads() -> None:
     await run(log, ports(model, hands))
     assert names(model) == [["box__read"], ["box__read"], []]
     assert outcomes(log) == ["OK", "GONE"]
-    assert last_texts(model) == ["[The hand `box` was taken from this session: " + taken.reason + ".]"]
+    assert last_texts(model) == [reminder("The hand `box` was taken from this session: " + taken.reason + ".")]
 
 
 async def test_a_standing_hand_is_attached_by_its_first_call() -> None:

@@ -99,7 +99,7 @@ class HandOvers:
             raise
         except ServiceError as problem:
             return ToolResult(f"The hand {hand} was not handed over: {problem.message}.", "TOOL_ERROR")
-        return ToolResult(f"The hand {hand} is session {to}'s now, as {name}.")
+        return ToolResult(json.dumps({"session": to, "hand": name}, ensure_ascii=False))
 
     async def _was_given(self, mine: str, to: str, name: str) -> bool:
         theirs = await self._giving.hands_of(to)

@@ -13,6 +13,7 @@ from services.harness.core import Attached, Detached, DoorRefused, HandNews, Tra
 MOST = 20  # that are told one by one, the first ones
 TARGET_CHARACTERS = 200
 MESSAGE_CHARACTERS = 300
+_BEGIN, _END = "<system-reminder>", "</system-reminder>"  # what models know as words of the system, not of a person
 
 Block = dict[str, object]
 
@@ -22,7 +23,7 @@ def told(facts: Sequence[DoorRefused | HandNews]) -> list[Block]:
     refused = [it for it in facts if isinstance(it, DoorRefused)]
     news = [_news(it) for it in facts if not isinstance(it, DoorRefused)]
     blocks = [_refused(refused)] if refused else []
-    return [*blocks, text_block("[" + "\n".join(news) + "]")] if news else blocks
+    return [*blocks, text_block(_BEGIN + "\n".join(news) + _END)] if news else blocks
 
 
 def _news(fact: HandNews) -> str:
@@ -36,7 +37,8 @@ def _news(fact: HandNews) -> str:
             return f"The hand `{fact.hand}` went to session {fact.to_session_id}, with all that is in it."
         case Detached():
             return f"The hand `{fact.hand}` was taken from this session: {fact.taken or 'it is gone'}."
-    what = f" {_line(fact.description, MESSAGE_CHARACTERS)}" if fact.description else ""
+    said = fact.description.replace("<", "(").replace(">", ")")  # it ends no reminder
+    what = f" {_line(said, MESSAGE_CHARACTERS)}" if said else ""
     return f"The hand `{fact.hand}` {how}{what}"
 
 
