@@ -70,6 +70,9 @@ def run(
     child_depth: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many levels of sessions may be below it. Default: 1.")
     ] = 0,
+    context: Annotated[
+        str, typer.Option(metavar="FILE|JSON", help="How the model's context is made, see docs/context.md.")
+    ] = "",
     timeout: Annotated[float | None, typer.Option(min=0.1, metavar="SECONDS", help="Stop the turn then.")] = None,
     as_json: Json = False,
     data_directory: DataDirectory = None,
@@ -80,7 +83,7 @@ def run(
         from handmesh.cli.arguments import RunOptions, text_of
 
         rest = (hand or (), no_hands, mcp or (), vault or (), label or (), budget or ())
-        more = (harness, tool or (), children, child_depth, memory or ())
+        more = (harness, tool or (), children, child_depth, memory or (), context)
         options = RunOptions(model, system, title, environment, *rest, *more)
         text = text_of(task)
         from handmesh.client import connect
