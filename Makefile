@@ -118,6 +118,10 @@ bench-ttft: setup ## Measure the time to the first token, coupled and decoupled,
 bench-brain: setup ## Measure turns, wakes and crashes, at full size (some 10 minutes); ARGS='--only turn' takes a part
 	@$(PY) -m bench brain --size full $(ARGS)
 
+.PHONY: bench-context
+bench-context: setup ## Measure how a long session is taken up, and how much of its prompts is cached (a minute)
+	@$(PY) -m bench context --size full $(ARGS)
+
 .PHONY: bench-vault
 bench-vault: setup ## Measure calls of MCP tools, the vault's reads and tokens, many sessions, a vault that is away (2 min)
 	@$(PY) -m bench vault --size full $(ARGS)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from handmesh.cli import hands
-from handmesh.cli.options import DataDirectory, Json
+from handmesh.cli.options import PASSED_ON, DataDirectory, Json
 from handmesh.cli.problems import run, say
 
 if TYPE_CHECKING:
@@ -140,6 +140,14 @@ def revoke(
         return 0
 
     run(body)
+
+
+@app.command(context_settings=PASSED_ON)
+def check(context: typer.Context) -> None:
+    """Checks a hand of your own, in any language, against a mesh that runs. See docs/wire.md."""
+    from handmesh.conformance.hand.__main__ import main
+
+    raise typer.Exit(main(context.args))
 
 
 def _print(found: list[session_pb2.HandToken], as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The commands about harness types: harness types, move."""
+"""The commands about harness types: harness types, harness check, move."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from handmesh.cli.options import DataDirectory, Json, SessionId
+from handmesh.cli.options import PASSED_ON, DataDirectory, Json, SessionId
 from handmesh.cli.problems import run
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ def types(as_json: Json = False, data_directory: DataDirectory = None) -> None:
         return 0
 
     run(body)
+
+
+@app.command(context_settings=PASSED_ON)
+def check(context: typer.Context) -> None:
+    """Checks a harness of your own, in any language, against a mesh that runs. See docs/wire.md."""
+    from handmesh.conformance.harness.__main__ import main
+
+    raise typer.Exit(main(context.args))
 
 
 def move(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,10 @@ DataDirectory = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print protobuf JSON, one object a line, for programs.")]
 SessionId = Annotated[str, typer.Argument(metavar="ID", help="The session, such as sess_01k...")]
+
+
+PASSED_ON: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""What a command is made with that hands all its arguments to a program of its own."""
 
 
 def resolved(data_directory: Path | None) -> Path:

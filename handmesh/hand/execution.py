@@ -15,6 +15,9 @@ CHUNK_BYTES = 64 << 10
 OUTPUT_BYTES = 64 << 20
 """Most output that waits for a link. What a tool writes beyond is not kept; its result is."""
 
+SAID_BYTES = 50 << 10
+"""What of its output a tool that is ended early has as its result: the first so many bytes."""
+
 Key = tuple[str, str]
 _log = logging.getLogger("handmesh.hand")
 
@@ -27,6 +30,7 @@ class Execution:
     execution_id: str
     start: int = 0
     waiting: bytearray = field(default_factory=bytearray)
+    said: bytearray = field(default_factory=bytearray)
     result: tool_pb2.ToolResult | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Task[None] | None = None
@@ -42,6 +46,7 @@ class Execution:
         """Takes more output, from the loop's own thread."""
         data = output.encode("utf-8", "replace") if isinstance(output, str) else output
         self.waiting += data[: max(0, OUTPUT_BYTES - len(self.waiting))]
+        self.said += data[: max(0, SAID_BYTES - len(self.said))]
         self.news.set()
 
     def acknowledged(self, next_offset: int) -> None:
@@ -66,17 +71,22 @@ class Execution:
                 return result_of(await hand.execute(call))
         except TimeoutError as error:
             if limit.expired():
-                return Result(f"timed out after {call.seconds:g} s", "TIMEOUT")
+                return Result(self._early(f"timed out after {call.seconds:g} s"), "TIMEOUT")
             return Result(f"{type(error).__name__}: {error}", "TOOL_ERROR")
         except asyncio.CancelledError:
             if not self.interrupted:
                 raise
-            return Result("interrupted", "INTERRUPTED")
+            return Result(self._early("interrupted"), "INTERRUPTED")
         except ToolError as error:
             return Result(str(error), "TOOL_ERROR")
         except Exception as error:  # a tool's own mistake: the model is told, and so is the log
             _log.exception("the tool %s failed", call.name)
             return Result(f"{type(error).__name__}: {error}", "TOOL_ERROR")
+
+    def _early(self, why: str) -> str:
+        """Returns what the tool had said, and why it said no more."""
+        said = self.said.decode("utf-8", "replace").rstrip("\n")
+        return f"{said}\n[{why}]" if said else why
 
     def interrupt(self) -> None:
         """Ends it early. A tool that is not async ends by itself, and nobody waits for it."""

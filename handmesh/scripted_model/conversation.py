@@ -18,7 +18,7 @@ ANYWHERE = "; the directive-only form (content: [] with output_config) is accept
 THINKING = ("thinking", "redacted_thinking")
 SYSTEM_BLOCKS = ("text", "tool_addition", "tool_removal")
 USER_ONLY = ("tool_result", "image", "search_result", "container_upload")
-ASSISTANT_ONLY = ("tool_use", "server_tool_use", *THINKING)
+ASSISTANT_ONLY = ("tool_use", "server_tool_use", "compaction", *THINKING)
 
 Message = dict[str, Any]
 

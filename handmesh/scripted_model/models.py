@@ -27,6 +27,7 @@ class ModelRules:
     system_messages: bool = True  # role "system" inside `messages`
     sampling: bool = False  # a temperature, top_p or top_k other than the default (version 2023-06-01 only)
     max_output_tokens: int = 128_000
+    compaction: bool = True  # the API can summarise by itself (`compact_20260112`)
 
 
 _MODERATE = frozenset({"low", "medium", "high"})
@@ -45,6 +46,7 @@ _FOUR_FIVE = replace(
     efforts=frozenset(),
     prefill=True,
     max_output_tokens=64_000,
+    compaction=False,
 )
 _OPUS_FOUR_FIVE = replace(_FOUR_FIVE, efforts=_MODERATE)
 

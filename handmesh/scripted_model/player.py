@@ -116,6 +116,8 @@ def render(turn: Turn, view: RequestView, prompt: Usage) -> Answer | Mismatch:
         usage=_usage(turn, prompt, parts),
         stop_sequence=_stop_sequence(turn, view),
         stop_details=_stop_details(turn),
+        applied_edits=turn.applied_edits if view.edits_context else None,
+        compacted=turn.compacted,
     )
 
 

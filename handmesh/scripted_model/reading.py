@@ -129,6 +129,8 @@ def _turn(entry: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> Tu
         stop_sequence=entry.get("stop_sequence"),
         stop_details=entry.get("stop_details"),
         usage=entry.get("usage") or {},
+        applied_edits=tuple(entry.get("applied_edits") or ()),
+        compacted=entry.get("compacted"),
         pace=Pace(pace.get("delay_ms", 0), pace.get("chunk", DEFAULT_CHUNK), pace.get("chunk_delay_ms", 0)),
         fault=_fault(entry),
     )

@@ -124,6 +124,8 @@ class Turn:
     usage: Mapping[str, int]
     pace: Pace
     fault: Fault | None
+    applied_edits: tuple[Mapping[str, Any], ...] = ()
+    compacted: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True)

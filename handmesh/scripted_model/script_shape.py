@@ -112,6 +112,14 @@ _ERROR = {
     "message": text(),
     "retry_after": number(0),
 }
+_APPLIED = shapes.tagged({
+    "clear_tool_uses_20250919": record(
+        {"type": text(), "cleared_input_tokens": integer(0), "cleared_tool_uses": integer(0)}, {}
+    ),
+    "clear_thinking_20251015": record(
+        {"type": text(), "cleared_input_tokens": integer(0), "cleared_thinking_turns": integer(0)}, {}
+    ),
+})  # fmt: skip
 TURN: dict[str, Shape] = {
     "when": nullable(_WHEN),
     "times": integer(1),
@@ -120,6 +128,8 @@ TURN: dict[str, Shape] = {
     "stop_sequence": text(),
     "stop_details": record({}, {"category": nullable(text()), "explanation": nullable(text())}),
     "usage": record({}, dict.fromkeys(USAGE_FIELDS, integer(0))),
+    "applied_edits": array(_APPLIED),
+    "compacted": record({}, dict.fromkeys(USAGE_FIELDS, integer(0))),
     **_PACE,
     "error": record({}, _ERROR),
     "error_frame": record({"after_events": integer(0)}, _ERROR),

@@ -59,6 +59,8 @@ class Answer:
     usage: Usage
     stop_sequence: str | None = None
     stop_details: Mapping[str, Any] | None = None
+    applied_edits: tuple[Mapping[str, Any], ...] | None = None  # None: the request asked for no edits
+    compacted: Mapping[str, int] | None = None  # tokens of the API's own summary, which are not in `usage`
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def events(answer: Answer, chunk: int) -> Iterator[Event]:
         "stop_sequence": answer.stop_sequence,
         "stop_details": answer.stop_details,
     }
-    yield _event("message_delta", delta=delta, usage=_delta_usage(answer))
+    yield _event("message_delta", delta=delta, usage=_delta_usage(answer), **_context(answer))
     yield _event("message_stop")
 
 
@@ -105,7 +107,8 @@ def message(answer: Answer) -> dict[str, Any]:
         "stop_reason": answer.stop_reason,
         "stop_sequence": answer.stop_sequence,
         "stop_details": answer.stop_details,
-        "usage": _usage(answer, answer.usage.output_tokens),
+        "usage": {**_usage(answer, answer.usage.output_tokens), **_iterations(answer)},
+        **_context(answer),
     }
 
 
@@ -144,8 +147,31 @@ def _usage(answer: Answer, output_tokens: int) -> dict[str, Any]:
     }
 
 
+def _context(answer: Answer) -> dict[str, Any]:
+    if answer.applied_edits is None:
+        return {}
+    return {"context_management": {"applied_edits": [dict(edit) for edit in answer.applied_edits]}}
+
+
+def _iterations(answer: Answer) -> dict[str, Any]:
+    """Tells a summary's tokens and those of the message apart, when there is a summary."""
+    if answer.compacted is None:
+        return {}
+    counts = dict.fromkeys(("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens"), 0)
+    usage = answer.usage
+    spoken = {
+        "input_tokens": usage.input_tokens,
+        "cache_creation_input_tokens": usage.cache_creation_input_tokens,
+        "cache_read_input_tokens": usage.cache_read_input_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+    summary = {"output_tokens": 0, **counts, **answer.compacted}
+    return {"iterations": [{"type": "compaction", **summary}, {"type": "message", **spoken}]}
+
+
 def _delta_usage(answer: Answer) -> dict[str, Any]:
     return {
+        **_iterations(answer),
         "input_tokens": answer.usage.input_tokens,
         "cache_creation_input_tokens": answer.usage.cache_creation_input_tokens,
         "cache_read_input_tokens": answer.usage.cache_read_input_tokens,
@@ -162,6 +188,8 @@ def _start(part: Part) -> dict[str, Any]:
             return {"type": "thinking", "thinking": "", "signature": ""}
         case ToolUse():
             return {"type": "tool_use", "id": part.id, "name": part.name, "input": {}, "caller": {"type": "direct"}}
+        case Verbatim(block={"type": "compaction"}):
+            return {"type": "compaction", "content": None}
         case Verbatim():
             return dict(part.block)
         case _:
@@ -181,6 +209,8 @@ def _deltas(part: Part, chunk: int) -> Iterator[dict[str, Any]]:
             yield {"type": "input_json_delta", "partial_json": ""}
             for piece in _pieces(part.input_json, chunk):
                 yield {"type": "input_json_delta", "partial_json": piece}
+        case Verbatim(block={"type": "compaction"}):
+            yield {**part.block, "type": "compaction_delta"}  # in one piece
         case Verbatim():
             pass
         case _:

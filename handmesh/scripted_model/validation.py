@@ -13,6 +13,7 @@ from typing import Any
 
 from handmesh.scripted_model.breakpoints import check_breakpoints
 from handmesh.scripted_model.content import CACHE_CONTROL, MESSAGE, TEXT
+from handmesh.scripted_model.context import BETAS, betas_of, check_context_management
 from handmesh.scripted_model.conversation import NEWEST_VERSION, check_conversation
 from handmesh.scripted_model.errors import ApiError, invalid
 from handmesh.scripted_model.images import check_images
@@ -164,11 +165,14 @@ def _problems(
 ) -> Iterator[ApiError]:
     """Yields problems; each check relies on those before it, so only the first problem means anything."""
     # Betas bring fields and kinds that nobody described here; they are let through, not looked at.
-    beta = bool(headers.get("anthropic-beta"))
+    betas = betas_of(headers)
+    if betas & set(BETAS.values()):
+        optional = {**optional, "context_management": anything}
     for finding in record(required, optional)(body, ""):
-        if not (beta and finding.unknown):
+        if not (betas and finding.unknown and finding.path != "context_management"):
             yield invalid(str(finding))
     request = {name: value for name, value in body.items() if name in required or name in optional}
+    yield from map(invalid, check_context_management(request, betas))
     thinking = request.get("thinking") or {}
     if thinking.get("display") == "updates" and _UPDATES not in headers.get("anthropic-beta", ""):
         yield invalid(f"thinking.{thinking['type']}.display: Input should be 'summarized' or 'omitted'")

@@ -45,6 +45,7 @@ class RequestView:
     stop_sequences: tuple[str, ...]
     max_tokens: int
     shows_thinking: bool
+    edits_context: bool
     fingerprint: bytes
 
     @property
@@ -68,6 +69,7 @@ def view(request: Mapping[str, Any]) -> RequestView:
         stop_sequences=tuple(request.get("stop_sequences") or ()),
         max_tokens=request.get("max_tokens", 0),
         shows_thinking=(request.get("thinking") or {}).get("display") != "omitted",
+        edits_context=bool((request.get("context_management") or {}).get("edits")),
         fingerprint=_fingerprint(request),
     )
 

@@ -34,11 +34,12 @@ class _Block:
     citations: list[Any] = field(default_factory=list)
     signature: str | None = None
     input: list[str] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)  # the API's own, which comes in one piece
 
     def text(self) -> str:
-        if not (self.pieces or self.citations or self.input or self.signature is not None):
+        if not (self.pieces or self.citations or self.input or self.summary or self.signature is not None):
             return self.raw
-        block = dict(self.head)
+        block = {**self.head, **self.summary}
         for name, pieces in self.pieces.items():
             block[name] = str(block.get(name, "")) + "".join(pieces)
         if self.signature is not None:
@@ -64,6 +65,7 @@ class Answering:
     failure: tuple[str, str] | None = None
     stop_sequence: str = ""
     stop_details: str = ""
+    edits: str = ""  # JSON text: what the API has cut from the context, as it says
     _blocks: dict[int, _Block] = field(default_factory=dict)
 
     def take(self, data: bytes) -> None:
@@ -92,6 +94,8 @@ class Answering:
             case "message_delta":
                 self._end(event["delta"])
                 self._count(event.get("usage"))
+                if applied := (event.get("context_management") or {}).get("applied_edits"):
+                    self.edits = _dumped(applied)
             case "message_stop":
                 self.whole = True
             case "error":
@@ -104,9 +108,11 @@ class Answering:
             self.stop_details = _dumped(delta["stop_details"])
 
     def _count(self, usage: dict[str, Any] | None) -> None:
+        """Takes the newest counts. What a compaction of the API's took is paid for too, and stands beside them."""
         for name in _TOKENS:
             if usage and usage.get(name) is not None:
-                self.usage[name] = int(usage[name])
+                beside = [it for it in usage.get("iterations") or () if it.get("type") == "compaction"]
+                self.usage[name] = int(usage[name]) + sum(int(it.get(name) or 0) for it in beside)
 
     def _grow(self, index: int, delta: dict[str, Any]) -> None:
         block = self._blocks[index]
@@ -119,6 +125,8 @@ class Answering:
             if _string(delta["partial_json"]):
                 block.input.append(delta["partial_json"])
                 self.show(index, "tool_input", delta["partial_json"])
+        elif kind == "compaction_delta":
+            block.summary = {key: delta[key] for key in ("content", "encrypted_content") if key in delta}
         elif kind == "signature_delta":
             block.signature = _string(delta["signature"])
         elif kind == "citations_delta":

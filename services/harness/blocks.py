@@ -23,6 +23,7 @@ INVALID_JSON = "INVALID_JSON"  # the only key of a call's input that was no JSON
 BLOCKS = "application/vnd.handmesh.blocks+json"
 TEXT = "text/plain"
 PDF = "application/pdf"
+IMAGE = "image"
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 MAX_OUTPUT_BYTES = 256 * 1024  # of a result's text in its event; with the blocks it stays under 1 MiB
 MAX_CONTENT_BYTES = 512 * 1024  # of a result's blocks in its event

@@ -88,6 +88,7 @@ class Config:
     policies: tuple[Policy, ...] = ()
     max_output_tokens: int = 0
     budgets: Budgets = NO_BUDGETS
+    context_policy: str = ""  # JSON text, for the harness type; empty is its default
     memory_stores: tuple[MemoryStore, ...] = ()
     mesh_tools: tuple[str, ...] = ()
     child_limits: ChildLimits | None = None

@@ -117,6 +117,19 @@ class Replied(Happened):
 
 
 @dataclass(frozen=True, slots=True)
+class Compacted(Happened):
+    """The conversation before position `end` has a summary: `content` is JSON text of content blocks.
+
+    Everything that was said before `end`, and each reply that had read no further, is in it.
+    """
+
+    end: int
+    content: str
+    usage: Usage = NO_USAGE
+    priced: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class CallStarted(Happened):
     """A call was about to be sent to a hand, under an epoch."""
 
@@ -269,6 +282,7 @@ OfCall = CallStarted | CallFinished | ConfirmationAsked | Confirmed | CustomAske
 Step = (
     Offered
     | Replied
+    | Compacted
     | CallStarted
     | CallFinished
     | ConfirmationAsked
@@ -280,5 +294,5 @@ Step = (
 )
 Around = Started | Configured | Message | Interrupt | Woke | Paused | SessionOver | Other | Unknown
 HandNews = Attached | Transferred | Detached
-Said = Message | Replied | CallFinished | DoorRefused | HandNews  # what a request to the model is made of
+Said = Message | Replied | CallFinished | DoorRefused | HandNews | Compacted  # what a request to the model is made of
 Fact = OfCall | Step | Around | Said

@@ -123,6 +123,7 @@ class Answer:
     model: str
     stop_sequence: str = ""
     stop_details: str = ""
+    edits: str = ""  # JSON text: what the API says that it has cut from the context
 
 
 class ModelFailure(Exception):
@@ -142,8 +143,10 @@ class Model(Protocol):
     async def newest(self) -> str:
         """Names the newest model that the client library knows. Loads that library, which may take a second."""
 
-    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None], betas: Sequence[str] = ()) -> Answer:
         """Sends a request's body and streams the answer: `show(block_index, kind, piece)` for each piece of a block.
+
+        `betas` are features of the API that the request needs, as its header names them.
 
         `kind` is a field of `Preview.delta`: `text`, `thinking` or `tool_input`. Raises ModelFailure. To cancel the
         call is to stop the stream.

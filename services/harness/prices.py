@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.harness.model_profiles import MODEL_PROFILES, Profile, dollars
+from services.harness.model_profiles import MODEL_PROFILES, SMALL, Context, Price, Profile, dollars
 from services.harness.usage import Usage
 
 CLASSES = ("input", "output", "cache_write", "cache_read")
@@ -38,6 +38,11 @@ class Prices:
         name, _, date = model.rpartition("-")
         return self.profiles.get(name) if len(date) == 8 and date.isdigit() else None
 
+    def context_of(self, model: str) -> Context:
+        """Returns how a model deals with its context window; one that is not known counts as small."""
+        profile = self.profile_of(model)
+        return profile.context if profile else SMALL
+
     def cost_micros(self, model: str, usage: Usage) -> int | None:
         """Returns what one answer costs, in millionths of a US dollar; None when the model's price is not known."""
         profile = self.profile_of(model)
@@ -58,16 +63,20 @@ def with_prices(text: str, prices: Prices = BUILT_IN) -> Prices:
     except tomllib.TOMLDecodeError as problem:
         raise PricesError(f"is no TOML: {problem}") from None
     problems: list[str] = []
-    added = {model: _profile(model, table, problems) for model, table in tables.items()}
+    added = {model: _price(model, table, problems) for model, table in tables.items()}
     if problems:
         raise PricesError("\n".join(problems))
-    return Prices({**prices.profiles, **added})
+    profiles = dict(prices.profiles)
+    for model, price in added.items():
+        known = prices.profile_of(model)
+        profiles[model] = Profile(price, known.context) if known else Profile(price)
+    return Prices(profiles)
 
 
-def _profile(model: str, table: Any, problems: list[str]) -> Profile:
+def _price(model: str, table: Any, problems: list[str]) -> Price:
     if not isinstance(table, dict):
         problems.append(f"{model} = {table!r}: expected a table [{model}] with {', '.join(CLASSES)}")
-        return Profile(dollars(0, 0, 0, 0))
+        return dollars(0, 0, 0, 0)
     problems += [f"{model}.{key}: expected one of {', '.join(CLASSES)}" for key in table if key not in CLASSES]
     for each in CLASSES:
         if each not in table:
@@ -75,7 +84,7 @@ def _profile(model: str, table: Any, problems: list[str]) -> Profile:
         elif not _is_price(table[each]):
             problems.append(f"{model}.{each} = {table[each]!r}: expected US dollars from 0 to {MAX_DOLLARS:.0f}")
     sums = [float(table[each]) if _is_price(table.get(each)) else 0.0 for each in CLASSES]
-    return Profile(dollars(*sums))
+    return dollars(*sums)
 
 
 def _is_price(value: Any) -> bool:

@@ -45,9 +45,9 @@ class Shelf:
         self._remembered.clear()
 
     async def fitted(self, result: ToolResult) -> tuple[ToolResult, tuple[BlobRef, ...]]:
-        """Returns a result that fits into its event, and the blobs that hold the rest.
+        """Returns a result that fits into its event, and the blobs that hold the rest, and its big pictures.
 
-        Without room for blobs the rest is left out, and the result says so.
+        Without room for blobs the rest is left out, and the result says so; a picture that fits stays where it is then.
         """
         kept: list[BlobRef] = []
         output, content = result.output, result.content
@@ -57,6 +57,7 @@ class Shelf:
             output = blocks.shortened(output, _where(ref))
         if blocks.size_of(content) > blocks.MAX_CONTENT_BYTES:
             content = await self._shrunk(content, kept)
+        content = await self._without_pictures(content, kept)
         fitting = replace(result, output=output, content=content, truncated=result.truncated or cut)
         return fitting, tuple(kept)
 
@@ -95,6 +96,18 @@ class Shelf:
                 if name not in found:
                     found[name] = _opened(block, await self._fetched(block))
         return found
+
+    async def _without_pictures(self, content: str, kept: list[BlobRef]) -> str:
+        """Moves big pictures into blobs: people and programs fetch them as files, and a log with many stays small."""
+        if blocks.size_of(content) < blocks.LEAST_BYTES or blocks.IMAGE not in content:
+            return content
+        left: list[Block] = json.loads(content)
+        for place, block in enumerate(left):
+            data, media_type = blocks.unpacked(block)
+            if media_type in blocks.IMAGES and len(data) >= blocks.LEAST_BYTES:
+                ref = await self._keep(data, media_type, kept)
+                left[place] = block if ref is None else _stand_in(ref, len(data), media_type)
+        return blocks.spelled(left) if kept else content
 
     async def _shrunk(self, content: str, kept: list[BlobRef]) -> str:
         """Moves the biggest blocks into blobs until the rest fits. The blocks' order stays."""

@@ -35,6 +35,8 @@ POINTS: dict[str, str] = {
     "harness.model_streaming": "a piece of the answer has come",
     "harness.model_answered": "the whole answer has come; the log does not have it",
     "harness.reply_stored": "the answer is in the log; none of its calls is sent",
+    "harness.summary_answered": "the model has written a summary; the log does not have it",
+    "harness.summary_stored": "a summary is in the log; the model is not asked with it",
     "harness.call_started": "the log says that a call starts; the hand was not asked",
     "harness.result_returned": "the hand has answered; the log does not have the result",
     "harness.result_stored": "a result is in the log; those of other calls may not be",

@@ -23,6 +23,7 @@ from services.session.log import StoredBatch
 
 DEFAULT_HARNESS = "messages"
 KINDS = frozenset(field.name for field in Event.DESCRIPTOR.oneofs_by_name["kind"].fields)
+_PAID = ("model_replied", "context_compacted")  # what a model wrote
 _FIRST_KIND = 10  # fields below are every event's own
 
 # Fields that hold JSON, and what it must be. A client's nonsense in a log would stop every harness for ever.
@@ -70,8 +71,8 @@ def stored_fact(event: Event, emitter: str = "", blocks: list[Any] | None = None
         tool_use_id=getattr(body, "tool_use_id", "") if kind.startswith(("tool_", "custom_tool_")) else "",
         calls=_calls(json.loads(body.content_json) if blocks is None else blocks) if kind == "model_replied" else (),
         read_position=getattr(body, "read_position", 0),
-        usage=_usage(body.usage) if kind in ("model_replied", "context_compacted") else core.NO_USAGE,
-        cost_micros=body.cost_micros if kind == "model_replied" else 0,
+        usage=_usage(body.usage) if kind in _PAID else core.NO_USAGE,
+        cost_micros=body.cost_micros if kind in _PAID else 0,
         call_hash=body.call_hash if kind in ("tool_confirmation_requested", "tool_confirmed") else "",
         allowed=kind == "tool_confirmed" and body.allowed,
         budget=body.budget if kind == "budget_reached" else "",

@@ -173,6 +173,7 @@ def fold(state: WriteState, fact: Fact, time: int) -> WriteState:
             state.last_deed = state.head
     if fact.usage is not NO_USAGE:
         state.usage += fact.usage
+    state.cost_micros += fact.cost_micros
     _change(state, fact)
     return state
 
@@ -192,10 +193,11 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "model_replied":
             _drop_answered(state)
             state.retrying, state.answered = False, True
-            state.cost_micros += fact.cost_micros
             for call in fact.calls:
                 state.calls[call] = Call.OPEN
                 state.names[name_of("call", call)] = state.head
+        case "context_compacted":
+            state.retrying = False
         case "tool_finished":
             state.calls.pop(fact.tool_use_id, None)
             state.hashes.pop(fact.tool_use_id, None)

@@ -1,4 +1,4 @@
-"""The crash matrix: which step of a turn (`research` calls them 0 to 15), who is struck there and how.
+"""The crash matrix: which step of a turn (`research` calls the first ones 0 to 15), who is struck there and how.
 
 A cell that needs another kind of session than two parallel calls says so. docs/crash.md has the table; a test holds
 the two equal.
@@ -71,6 +71,8 @@ KILLS = [
     Cell(17, "harness.model_answered", kind="review", passes=2),
     Cell(17, "harness.reply_stored", kind="review"),
     Cell(17, "session.event_stored", kind="review", passes=3),  # the second answer of three
+    Cell(19, "harness.summary_answered", kind="long"),
+    Cell(19, "harness.summary_stored", kind="long"),
 ]
 """Struck with SIGKILL, one after the other."""
 
@@ -111,6 +113,8 @@ PAUSES = [
     Cell(10, "harness.result_stored"),
     Cell(13, "harness.run_ended"),
     Cell(15, "harness.sandbox_made"),
+    Cell(19, "harness.summary_answered", kind="long"),
+    Cell(19, "harness.summary_stored", kind="long"),
 ]
 """Struck with SIGSTOP, side by side, each in a harness of its own, until others have taken over: the fencing drill."""
 
@@ -156,6 +160,7 @@ ERRORS = {
     "family": ("session.child_started",),
     "shop": ("vault_proxy.call_asked", "vault_proxy.call_answered"),
     "memory": ("session.memory_stored",),
+    "long": ("harness.summary_answered", "harness.summary_stored"),
 }
 """Struck with a failure, side by side, in sessions of a kind. Where nothing is called there is none: `run_ended`."""
 
@@ -180,6 +185,7 @@ STEPS = (
     "a tool of the mesh's own was called",
     "a session of another harness type is at work",
     "a session starts another one and waits for it",
+    "the conversation is summarised",
 )
 
 
@@ -192,7 +198,7 @@ def table() -> list[str]:
     done[7] += [f"stop {victim} for {seconds:.0f} s" for victim, seconds in STOPPED.items()]
     done[11] += [f"{what} (shop)" for what in AWAY]
     for cell in PAUSES:
-        done[cell.step].append(f"stop past the deadline `{cell.point}`")
+        done[cell.step].append(f"stop past the deadline `{cell.point}`{_kind(cell)}")
     for cell in SHORT_PAUSES:
         done[cell.step].append(f"stop for 1 s `{cell.point}`{_kind(cell)}")
     return [f"| {step} | {STEPS[step]} | {', '.join(dict.fromkeys(what))} |" for step, what in done.items()]

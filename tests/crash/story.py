@@ -57,6 +57,8 @@ def _config_of(crew: Crew, kind: str) -> config_pb2.SessionConfig:
             schema = '{"type": "object", "properties": {}}'
             tool = config_pb2.CustomTool(name="colour", description="Your colour.", input_schema_json=schema)
             return config_pb2.SessionConfig(custom_tools=[tool])
+        case "long":  # in each request but the first there is too much
+            return config_pb2.SessionConfig(context_policy_json='{"compaction": {"at": 2}}')
         case "shop":
             server = config_pb2.McpServer(name="shop", url=crew.shop.url)
             return config_pb2.SessionConfig(no_hands=True, mcp_servers=[server], vault_ids=[crew.shop.vault_id])

@@ -207,13 +207,18 @@ async def test_stopped_brains_are_taken_over_from_and_leave(crew: Crew) -> None:
     for name in ("harness", "second"):
         await crew.drop_harness(name)
     await asyncio.gather(*(crew.add_harness(name, capacity=1) for name in names))  # one session each
-    for cell in cells:
-        crew.arm(cell.point, "pause")
-    stories = await asyncio.gather(*(Story.begin(crew, "both") for _ in cells))
+    stories: list[Story] = []
+    stopped: list[int] = []
     async with asyncio.TaskGroup() as group:
-        for story in stories:
-            group.create_task(story.tell())
-        stopped = await asyncio.gather(*(crew.struck(cell.point) for cell in cells))
+        for kind in dict.fromkeys(cell.kind for cell in cells):  # a kind's sessions come to no other's points
+            points = [cell.point for cell in cells if cell.kind == kind]
+            for point in points:
+                crew.arm(point, "pause")
+            begun = await asyncio.gather(*(Story.begin(crew, kind) for _ in points))
+            stories += begun
+            for story in begun:
+                group.create_task(story.tell())
+            stopped += await asyncio.gather(*(crew.struck(point) for point in points))
         crew.wanted.add("harness")
         await crew.add_harness("second")
     assert len(set(stopped)) == len(cells)
@@ -227,7 +232,7 @@ async def test_stopped_brains_are_taken_over_from_and_leave(crew: Crew) -> None:
         log = await story.log()
         assert await story.violations() == []
         assert count(log, "turn_ended") == 1
-        taken_over += count(log, "harness_woke") == 2
+        taken_over += count(log, "harness_woke") >= 2
     assert taken_over == sum(cell.step != 13 for cell in cells)  # at step 13 there is nothing to take over
     for name in names:
         await crew.drop_harness(name)

@@ -40,6 +40,7 @@ async def finish(story: Story, allowed: frozenset[str] = frozenset({"OK"})) -> N
     assert set(outcomes(log)) <= allowed
     assert count(log, "model_replied") == ANSWERS.get(story.kind, 2)  # one that is in the log is not asked for again
     assert count(log, "turn_ended") == 1
+    assert count(log, "context_compacted") == (story.kind == "long")  # nor is a summary
     if story.kind == "family":
         [child] = await story.children()
         await child.follow()
@@ -51,7 +52,7 @@ async def test_nothing_is_wrong_when_nothing_dies(crew: Crew) -> None:
     stories = await asyncio.gather(
         *(
             Story.begin(crew, kind)
-            for kind in ("both", "asked", "yours", "shop", "slow", "memory", "echo", "review", "family")
+            for kind in ("both", "asked", "yours", "shop", "slow", "memory", "echo", "review", "family", "long")
         )
     )
     await asyncio.gather(*(finish(story) for story in stories))

@@ -20,7 +20,7 @@ from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
 from services.harness.turn import core
 from services.harness.turn.state import fold_all
-from tests.golden import answers, budgets, crashes, failures, first, places, waits
+from tests.golden import answers, budgets, crashes, failures, first, places, summaries, waits
 from tests.golden.recording import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -31,6 +31,7 @@ SCENARIOS: dict[str, Scenario] = {
     **budgets.SCENARIOS,
     **crashes.SCENARIOS,
     **places.SCENARIOS,
+    **summaries.SCENARIOS,
 }
 
 

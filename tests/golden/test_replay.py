@@ -20,7 +20,6 @@ from tests.golden.record import SCENARIOS, decided
 LOGS = sorted(Path(__file__).parent.glob("*/*.jsonl"))
 ENOUGH = 50
 OF_ANOTHER_TYPE = {
-    "context_compacted",
     "child_started",
     "child_ended",
     "child_rested",

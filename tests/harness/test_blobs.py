@@ -119,13 +119,23 @@ async def test_many_small_blocks_go_into_one_blob() -> None:
 
 
 async def test_what_fits_stays_in_the_event() -> None:
-    """No blob is made for a small image or output."""
-    result = ToolResult("x" * 100_000, content=json.dumps([image(300_000)]))
+    """No blob is made for a small image or output, or for many."""
+    result = ToolResult("x" * 100_000, content=json.dumps([image(60_000) for _ in range(5)]))
     log = MemoryLog()
     await run(log, ports(ScriptedModel(said(t1=READ), said()), Answers(result)))
     (finished,) = log.only("tool_finished")
     assert not finished.blobs and not log.blobs
     assert finished.result.content_json == result.content
+
+
+async def test_a_big_picture_is_a_blob_though_it_would_fit() -> None:
+    """A hand's screenshots are files beside the log: the event refers to them, and the model is shown them."""
+    content = [image(100_000), {"type": "text", "text": "seen"}]
+    log, model = MemoryLog(), ScriptedModel(said(t1=READ), said())
+    await run(log, ports(model, Answers(ToolResult("", content=json.dumps(content)))))
+    (ref,) = log.only("tool_finished")[0].blobs
+    assert len(log.blobs[ref.blob_id]) == 100_000
+    assert told(model)[0]["content"] == content
 
 
 async def test_without_room_the_model_is_told_so() -> None:

@@ -33,9 +33,14 @@ def hits(folder: Path) -> list[str]:
 
 
 def test_every_point_is_placed_once() -> None:
-    """The table and the code name the same points, each in one place of the service that its name begins with."""
+    """The table and the code name the same points, each in one place of the service that its name begins with.
+
+    A harness type that asks its model by itself passes the points of asking, too.
+    """
     placed: Counter[tuple[str, str]] = Counter()
     for file in (ROOT / "services").rglob("*.py"):
+        if "claude_code" in file.parts:
+            continue
         service = file.relative_to(ROOT / "services").parts[0]
         if service != "kit":  # whose docstring has an example
             placed.update((service, point) for point in re.findall(r'failpoints\.hit\("([^"]*)"', file.read_text()))

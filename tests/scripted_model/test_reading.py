@@ -209,8 +209,8 @@ WRONG = {
         "turns[0].times: Input should be greater than or equal to 1",
         "turns[0].say[0].text: Input should be a valid string",
         "turns[0].what: unknown key; expected 'when', 'times', 'say', 'stop_reason', 'stop_sequence', 'stop_details', "
-        "'usage', 'delay_ms', 'chunk', 'chunk_delay_ms', 'error', 'error_frame', 'cut_after_events', 'cut_after_bytes' "
-        "or 'silence_after_events'",
+        "'usage', 'applied_edits', 'compacted', 'delay_ms', 'chunk', 'chunk_delay_ms', 'error', 'error_frame', "
+        "'cut_after_events', 'cut_after_bytes' or 'silence_after_events'",
     ],
 }
 

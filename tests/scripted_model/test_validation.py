@@ -597,7 +597,7 @@ def test_what_claude_code_asks_for_is_taken_with_its_betas_only() -> None:
 def test_a_beta_request_may_carry_what_nobody_described() -> None:
     """With an anthropic-beta header unknown fields, blocks and tools pass; known ones are checked all the same."""
     beta = {**HEADERS, "anthropic-beta": "something-2027-01-01"}
-    unknown = body(user({"type": "hologram"}), context_management={}, tools=[{"type": "hologram_20270101"}])
+    unknown = body(user({"type": "hologram"}), fallbacks=[], tools=[{"type": "hologram_20270101"}])
     assert check_message_request(unknown, beta) is None
     assert check_message_request(body(user({"type": 5})), beta) == ApiError(
         400, "invalid_request_error", "messages.0.content.0.type: Input should be a valid string"

@@ -178,11 +178,13 @@ class ScriptedModel:
     def __init__(self, *steps: Step) -> None:
         self.steps = list(steps)
         self.requests: list[Mapping[str, Any]] = []
+        self.betas: list[tuple[str, ...]] = []
 
     async def newest(self) -> str:
         return "newest"
 
-    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None], betas: Sequence[str] = ()) -> Answer:
+        self.betas.append(tuple(betas))
         self.requests.append(json.loads(body))
         step = self.steps.pop(0)
         while not isinstance(step, Answer | ModelFailure):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from services.harness.core import (
     CallFinished,
     CallStarted,
+    Compacted,
     ConfirmationAsked,
     CustomAsked,
     Detached,
@@ -27,6 +28,8 @@ from services.harness.core import (
     ToolSpec,
     Woke,
 )
+from services.harness.loops.messages import compaction
+from services.harness.loops.messages.policy import DEFAULT
 from services.harness.turn import core
 from services.harness.turn.state import State, fold
 from services.harness.usage import Usage
@@ -77,6 +80,8 @@ class World:
         self.replies += 1
         if self.choices.pick(10) == 9:
             return "pause_turn", ()
+        if self.choices.pick(10) == 9:
+            return "model_context_window_exceeded", ()
         names = self.script.pop(0) if self.script else ()
         calls = tuple(ToolCall(f"t{self.replies}.{n}", name, "{}") for n, name in enumerate(names))
         return ("tool_use" if calls else "end_turn"), calls
@@ -256,6 +261,17 @@ class Harness:
                 raised = draft(f"error-{name}", Other(0))
                 yield from self._say(raised, draft(f"ended-{name}", Ended(0, "FAILED", state.head)))
             return
+        possible = compaction.possible(state, DEFAULT)
+        called_for = state.retry is not None and state.retry.reason == compaction.FULL
+        if possible and (called_for or self.world.choices.pick(6) == 5):
+            summary = Compacted(0, compaction.end_of(state), "[]", Usage(10, 10, 10, 10, 100))
+            yield from self._say(draft(f"compacted-{name}", summary))
+            return
         stop_reason, calls = self.world.reply(state.head)
         reply = Replied(0, "[]", stop_reason, state.head, calls, Usage(10, 10, 10, 10, 100))
+        if stop_reason == "model_context_window_exceeded" and possible:
+            said, again = draft(f"reply-{self.epoch}-{state.head}", reply), Retry(0, 1, self.log.now, compaction.FULL)
+            if not (yield from self._say(said, draft(f"retry-{name}", again), expected=self.state.head)):
+                yield from self._say(said)
+            return
         yield from self._say_with(draft(f"reply-{self.epoch}-{state.head}", reply))

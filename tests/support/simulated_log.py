@@ -60,6 +60,9 @@ def draft(event_id: str, fact: facts.Fact) -> Draft:
             calls = tuple(call.id for call in fact.calls)
             used = Usage(fact.usage.input, fact.usage.output, fact.usage.cache_creation, fact.usage.cache_read)
             return Draft(event_id, "model_replied", fact, {"calls": calls, "read_position": fact.read, "usage": used})
+        case facts.Compacted():
+            used = Usage(fact.usage.input, fact.usage.output, fact.usage.cache_creation, fact.usage.cache_read)
+            return Draft(event_id, "context_compacted", fact, {"usage": used})
         case facts.Ended():
             return Draft(event_id, "turn_ended", fact, {"read_position": fact.read, "reason": 1})
         case facts.Paused():

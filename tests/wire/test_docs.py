@@ -24,11 +24,11 @@ def test_every_check_is_told() -> None:
 
 def test_its_commands_can_be_given() -> None:
     """What it tells people to type is understood, and what it names is there once it was built."""
-    commands = re.findall(r"^python -m (handmesh\.conformance\.\w+) (.*?)\n```", TEXT, re.MULTILINE | re.DOTALL)
-    parsers = {"handmesh.conformance.harness": of_harness, "handmesh.conformance.hand": of_hand}
-    assert {module for module, _ in commands} == set(parsers)
-    for module, arguments in commands:
-        assert parsers[module]().parse_args(shlex.split(arguments.replace("\\\n", " "))).command
+    commands = re.findall(r"^handmesh (harness|hand) check (.*?)\n```", TEXT, re.MULTILINE | re.DOTALL)
+    parsers = {"harness": of_harness, "hand": of_hand}
+    assert {peer for peer, _ in commands} == set(parsers)
+    for peer, arguments in commands:
+        assert parsers[peer]().parse_args(shlex.split(arguments.replace("\\\n", " "))).command
 
 
 def test_its_tests_are_there() -> None:

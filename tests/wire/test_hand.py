@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from typing import Any
 
 import pytest
@@ -35,6 +36,14 @@ async def test_the_hand_in_go(mesh: Mesh) -> None:
     code, lines = await checked(mesh, "laptop", "--seconds", 15, "--tool", "run", "--command", command)
     assert (code, [line for line in lines if " OK " not in line]) == (0, [])
     assert len(lines) == len(CHECKS)
+
+
+async def test_our_own_hand(mesh: Mesh) -> None:
+    """The checks hold for the worker that we have written, too."""
+    options = ["--connect", "{connect}", "--name", "{name}", "--token-file", "{token_file}", "--root", "{root}"]
+    command = shlex.join([sys.executable, "-P", "-m", "handmesh.cli", "hand", "serve", *options])
+    code, lines = await checked(mesh, "desk", "--seconds", 15, "--command", command)
+    assert (code, [line for line in lines if " OK " not in line]) == (0, [])
 
 
 async def test_a_hand_that_is_not_there(mesh: Mesh) -> None:

@@ -1,6 +1,6 @@
 """Checks a hand that dials out and says what it does wrong.
 
-    python -m handmesh.conformance.hand --name pc --tool run \\
+    handmesh hand check --name pc --tool run \\
       --command "clients/go/build/hand --connect {connect} --name {name} --token-file {token_file} --root {root}"
 
 Needs a mesh that runs on this machine (`handmesh up`) and a tool that runs commands of a shell. With a command, it
@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from handmesh.client import Client, HandmeshError, connect, settings
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 def parser() -> argparse.ArgumentParser:
     """Returns what is understood on the command line."""
-    it = argparse.ArgumentParser(prog="python -m handmesh.conformance.hand", description="Checks a hand.")
+    it = argparse.ArgumentParser(prog="handmesh hand check", description="Checks a hand.")
     it.add_argument("--name", required=True, help="the hand's name")
     it.add_argument(
         "--command", default="", help="starts the hand; {connect}, {name}, {token_file} and {root} are filled in"
@@ -75,10 +75,10 @@ async def _token(client: Client, name: str, directory: Path) -> Path:
     return path
 
 
-def main() -> int:
-    """Runs the command line."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
     try:
-        return asyncio.run(run(parser().parse_args()))
+        return asyncio.run(run(parser().parse_args(arguments)))
     except HandmeshError as problem:
         sys.stderr.write(f"{problem}\n")
         return 2

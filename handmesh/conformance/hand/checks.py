@@ -65,7 +65,7 @@ async def obeys_a_cancel(subject: Subject) -> None:
         await place.cancel(call)
         result = await running
         said(result, TOOL_OUTCOME_INTERRUPTED)
-        expect("begun" in result.output, "what a call said before it was cancelled is lost")
+        expect("begun" in result.output, f"what it said before it was cancelled is lost: {result.output[:200]!r}")
         look = f"rm -f {file}; sleep 0.3; [ ! -e {file} ]"
         left = await place.execute(look, named("look"))
         expect(left.outcome == TOOL_OUTCOME_OK, "what a call had started goes on after it was cancelled")

@@ -1,6 +1,6 @@
 """Checks a harness on the wire and says what it does wrong.
 
-    python -m handmesh.conformance.harness --type wire-echo --command "node clients/typescript/build/harness/main.js"
+    handmesh harness check --type wire-echo --command "node clients/typescript/build/harness/main.js"
 
 Needs a mesh that runs on this machine (`handmesh up`). Without a command a harness of the type has to be connected
 already, and is not killed. Exits with 1 when a check fails.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from handmesh.client import HandmeshError, connect, settings
@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 def parser() -> argparse.ArgumentParser:
     """Returns what is understood on the command line."""
-    it = argparse.ArgumentParser(prog="python -m handmesh.conformance.harness", description="Checks a harness.")
+    it = argparse.ArgumentParser(prog="handmesh harness check", description="Checks a harness.")
     it.add_argument("--type", required=True, help="the harness type, as sessions name it")
     it.add_argument("--command", default="", help="starts the harness; it is killed and started again")
     it.add_argument("--plain", default="hello", help="a message that is answered without a tool")
@@ -54,10 +54,10 @@ async def run(options: argparse.Namespace, say: Callable[[str], None] = print) -
                 await rival.close()
 
 
-def main() -> int:
-    """Runs the command line."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
     try:
-        return asyncio.run(run(parser().parse_args()))
+        return asyncio.run(run(parser().parse_args(arguments)))
     except HandmeshError as problem:
         sys.stderr.write(f"{problem}\n")
         return 2

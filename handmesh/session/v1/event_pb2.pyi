@@ -477,6 +477,7 @@ class ModelReplied(message.Message):
     STOP_SEQUENCE_FIELD_NUMBER: builtins.int
     STOP_DETAILS_JSON_FIELD_NUMBER: builtins.int
     COST_MICROS_FIELD_NUMBER: builtins.int
+    CONTEXT_EDITS_JSON_FIELD_NUMBER: builtins.int
     content_json: builtins.str
     """JSON: the array of content blocks, byte for byte as the model sent them.
     Over the limit of an event: a reference to the blob that holds all of it
@@ -513,6 +514,10 @@ class ModelReplied(message.Message):
     """What it cost at that time's prices, in millionths of a US dollar. Unset
     when no price of the model is known.
     """
+    context_edits_json: builtins.str
+    """JSON: what the API says that it has cut from the context of this request, an
+    array of its `applied_edits`; empty when it has cut nothing.
+    """
     @builtins.property
     def usage(self) -> TokenUsage:
         """What it cost."""
@@ -532,10 +537,11 @@ class ModelReplied(message.Message):
         stop_sequence: builtins.str = ...,
         stop_details_json: builtins.str = ...,
         cost_micros: builtins.int | None = ...,
+        context_edits_json: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "cost_micros", b"cost_micros", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "content_json", b"content_json", "cost_micros", b"cost_micros", "message_id", b"message_id", "model", b"model", "prefix_hash", b"prefix_hash", "prompt_hash", b"prompt_hash", "read_position", b"read_position", "request_hash", b"request_hash", "stop_details_json", b"stop_details_json", "stop_reason", b"stop_reason", "stop_sequence", b"stop_sequence", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "content_json", b"content_json", "context_edits_json", b"context_edits_json", "cost_micros", b"cost_micros", "message_id", b"message_id", "model", b"model", "prefix_hash", b"prefix_hash", "prompt_hash", b"prompt_hash", "read_position", b"read_position", "request_hash", b"request_hash", "stop_details_json", b"stop_details_json", "stop_reason", b"stop_reason", "stop_sequence", b"stop_sequence", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost_micros: _TypeAlias = typing.Literal["cost_micros"]  # noqa: Y015
     _WhichOneofArgType__cost_micros: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros"]  # noqa: Y015

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import typing
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class AnthropicModel:
             self._newest = await asyncio.to_thread(_newest)
         return self._newest
 
-    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None], betas: Sequence[str] = ()) -> Answer:
         """Sends a request and streams the answer (see `Model.ask`)."""
         client = await self._connected()
         import anthropic
@@ -80,7 +80,12 @@ class AnthropicModel:
         try:
             async with asyncio.timeout(CONNECT_SECONDS + self._silence):
                 stream: AsyncStream[Any] = await client.post(
-                    "/v1/messages", content=body, cast_to=object, stream=True, stream_cls=anthropic.AsyncStream[Any]
+                    "/v1/messages",
+                    content=body,
+                    cast_to=object,
+                    stream=True,
+                    stream_cls=anthropic.AsyncStream[Any],
+                    options={"headers": {"anthropic-beta": ",".join(betas)}} if betas else {},
                 )
             chunks = aiter(stream.response.aiter_bytes())
             try:
@@ -110,6 +115,7 @@ class AnthropicModel:
             answering.model,
             answering.stop_sequence,
             answering.stop_details,
+            answering.edits,
         )
 
     async def _read(self, chunks: AsyncIterator[bytes], answering: Answering) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
@@ -16,6 +16,9 @@ from services.harness.adapters.configs import config_of
 from services.harness.adapters.results import result_message, result_of
 from services.harness.blocks import INVALID_JSON
 from services.harness.usage import NO_USAGE, Reached, Usage
+
+if TYPE_CHECKING:
+    from services.harness.ports import Answer
 
 
 def fact_of(event: Event) -> core.Fact:
@@ -71,6 +74,13 @@ def _replied(event: Event, it: event_pb2.ModelReplied) -> core.Fact:
     )
 
 
+def _compacted(event: Event, it: event_pb2.ContextCompacted) -> core.Fact:
+    usage = usage_of(it.usage, it.cost_micros)
+    return core.Compacted(
+        event.position, it.to_position, it.content_json, usage, it.HasField("cost_micros"), time=_when(event)
+    )
+
+
 def usage_of(usage: event_pb2.TokenUsage, cost_micros: int = 0) -> Usage:
     """Returns tokens and their cost as a value."""
     return Usage(
@@ -114,6 +124,7 @@ _FACTS: dict[str, Any] = {
     "harness_woke": lambda event, _: core.Woke(event.position, time=_when(event)),
     "tools_offered": _offered,
     "model_replied": _replied,
+    "context_compacted": _compacted,
     "tool_started": lambda event, it: core.CallStarted(
         event.position, it.tool_use_id, event.epoch, it.hand, it.sandbox_id, time=_when(event)
     ),
@@ -290,6 +301,24 @@ def rendered(source_sha256: str, content: str, why: str, blobs: Sequence[core.Bl
         source_sha256=source_sha256, content_json=content, why=why, blobs=[_blob(each) for each in blobs]
     )
     return Event(event_id=f"rendered-{source_sha256}", content_rendered=it, ignorable=True)
+
+
+def compacted(
+    epoch: int, head: int, end: int, content: str, policy: str, answer: Answer, request_hash: str, cost: int | None
+) -> Event:
+    """The conversation before a position was summarised."""
+    it = event_pb2.ContextCompacted(
+        from_position=1,
+        to_position=end,
+        content_json=content,
+        usage=answer.usage,
+        policy=policy,
+        model=answer.model,
+        message_id=answer.message_id,
+        request_hash=request_hash,
+        cost_micros=cost,
+    )
+    return Event(event_id=f"compacted-{epoch}-{head}", context_compacted=it)
 
 
 def retry_scheduled(epoch: int, head: int, reason: str, attempt: int, at: float) -> Event:

@@ -32,6 +32,7 @@ def config_of(config: config_pb2.SessionConfig) -> core.Config:
         policies=tuple(core.Policy(rule.pattern, _policy(rule.action)) for rule in config.tool_policies),
         max_output_tokens=config.max_output_tokens,
         budgets=_budgets(config.budgets),
+        context_policy=config.context_policy_json,
         memory_stores=tuple(
             of.MemoryStore(store.memory_store_id, store.name, store.read_only, store.description)
             for store in config.memory_stores

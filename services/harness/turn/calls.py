@@ -18,13 +18,14 @@ from services.harness.mesh.calls import MeshCalls
 from services.harness.mesh.tool import NotYet
 from services.harness.ports import Ports, Sandbox, Toolbox
 from services.harness.turn.ahead import with_what_follows
-from services.harness.turn.core import Action, LookUpTools, Rest, RunCall, RunCalls
+from services.harness.turn.core import LookUpTools, RunCall
 from services.harness.turn.log_views import LogViews
 from services.harness.turn.offers import offered, reading
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import route_of, routes_of
 from services.harness.turn.state import Call, State
 from services.harness.turn.traits import Traits
+from services.harness.turn.waits import Waits
 from services.kit import failpoints
 from services.kit.errors import Conflict, Denied, Gone, Invalid, Refused, ServiceError, Unavailable
 
@@ -47,27 +48,7 @@ class Calls:
         self._traits = traits
         self._sent: set[str] = set()  # calls that this run has sent
         self._left: set[str] = set()  # sandboxes that went to other sessions
-        self._waits: dict[str, tuple[int, float]] = {}  # calls that wait: the log's head then, and until when
-
-    def awaited(self, action: Action, now: float) -> Action:
-        """Returns an action without the calls that wait for something that has not come: a rest when that is all."""
-        if not isinstance(action, RunCalls):
-            return action
-        untils: dict[str, float] = {}
-        for run in action.calls:
-            head, until = self._waits.get(run.call.id, (0, 0.0))
-            if head == self._state().head and now < until:
-                untils[run.call.id] = until
-        if not untils:
-            return action
-        calls = tuple(run for run in action.calls if run.call.id not in untils)
-        if calls or action.provision:
-            return RunCalls(calls, action.provision)
-        return Rest("calls wait for other sessions", min(untils.values()))
-
-    def due(self, now: float) -> float | None:
-        """Returns the next moment after `now` at which a call that waits is asked again."""
-        return min((until for _, until in self._waits.values() if until > now), default=None)
+        self.waits = Waits()
 
     async def look_up(self, wanted: LookUpTools) -> None:
         """Asks for tools and says what there is. A hand or server that fails offers none in this turn."""
@@ -192,7 +173,7 @@ class Calls:
         try:
             result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
         except NotYet as later:
-            self._waits[run.call.id] = (head, later.until)
+            self.waits.note(run.call.id, head, later.until)
             return
         failpoints.hit("harness.result_returned")
         lost = result.outcome == "GONE" and run.sandbox_id not in self._left

@@ -179,7 +179,8 @@ def _answer(state: State, now: float, traits: Traits) -> Action:
     read = reply.read if reply else 0
     refused = reply is not None and reply.stop_reason == "refusal"  # then nobody reads what its calls came to
     newest = max((state.message, *(0 if refused else call.finished_at for call in state.calls.values())))
-    if newest <= read and reply is not None and reply.stop_reason != "pause_turn" and not traits.goes_on(state):
+    goes_on = reply is None or reply.stop_reason == "pause_turn" or state.retry is not None or traits.goes_on(state)
+    if newest <= read and reply is not None and not goes_on:
         return EndTurn(_reason(reply.stop_reason), state.head)
     if not state.config.budgets.max_model_calls_per_turn and state.used.model_calls >= MAX_MODEL_CALLS_PER_TURN:
         return EndTurn("LIMIT", state.head)

@@ -162,7 +162,7 @@ class Turn:
         while True:
             self.journal.check()
             head, now = self.state.head, self._ports.now()
-            action = self._calls.awaited(core.decide(self.state, now, self._traits), now)
+            action = self._calls.waits.left(core.decide(self.state, now, self._traits), head, now)
             if isinstance(action, core.Rest):
                 await self.cancel()
                 if action.until is not None and action.until - now <= LINGER_SECONDS:
@@ -174,7 +174,7 @@ class Turn:
                 return action.until
             if await self._act(action):
                 continue
-            due = min(filter(None, (core.due(self.state, now), self._calls.due(now))), default=None)
+            due = min(filter(None, (core.due(self.state, now), self._calls.waits.due(now))), default=None)
             await self._wait(head, None if due is None else due - now)
 
     async def _lingered(self, head: int) -> bool:

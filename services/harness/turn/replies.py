@@ -8,7 +8,7 @@ begins another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from handmesh.session.v1.event_pb2 import Event, ModelReplied
@@ -69,9 +69,9 @@ class Replies:
         await self.fail("model", "MODEL_PRICE_UNKNOWN", UNPRICED.format(model=model[:100]), False)
         return False
 
-    async def ask(self, body: bytes, read: int) -> Answer:
-        """Asks the model (see `shown`)."""
-        return await self.shown(partial(self._ports.model.ask, body), read)
+    async def ask(self, body: bytes, read: int, betas: Sequence[str] = ()) -> Answer:
+        """Asks the model (see `shown`), with features of its API that the request needs."""
+        return await self.shown(partial(self._ports.model.ask, body, betas=betas), read)
 
     async def shown(self, ask: Callable[[Show], Awaitable[Answer]], read: int) -> Answer:
         """Asks and shows what comes, once the session is this harness's: the question does not wait for that.
@@ -97,14 +97,17 @@ class Replies:
     def _event_id(self, read: int) -> str:
         return f"reply-{self._journal.epoch}-{read}"
 
-    async def say(self, answer: Answer, read: int, hashes: tuple[str, str, str] = ("", "", "")) -> None:
+    async def say(
+        self, answer: Answer, read: int, hashes: tuple[str, str, str] = ("", "", ""), retried_as: str = ""
+    ) -> None:
         """Says an answer, with what follows from it. `hashes` are the request's, the prompt's and the prefix's.
 
-        An answer that the log does not take ends the turn; one that comes when the session has moved on is dropped.
+        `retried_as` is an ErrorReason for which the model is asked again, though it has answered. An answer that the
+        log does not take ends the turn; one that comes when the session has moved on is dropped.
         """
         await self._journal.owned()  # the session may still be being taken up
         try:
-            await self._say(answer, read, hashes)
+            await self._say(answer, read, hashes, retried_as)
         except (Full, Refused, Invalid) as problem:
             self._showing.discard()
             await self.fail("session", problem.reason, problem.message, False)
@@ -112,14 +115,14 @@ class Replies:
             self._showing.discard()  # an interrupt came before it was in the log
             raise
 
-    async def _say(self, answer: Answer, read: int, hashes: tuple[str, str, str]) -> None:
+    async def _say(self, answer: Answer, read: int, hashes: tuple[str, str, str], retried_as: str) -> None:
         content = await self._journal.shelf.fitted_reply(answer.content)
         request_hash, prompt_hash, prefix_hash = hashes
         replied = ModelReplied(
             content_json=content,
             stop_reason=answer.stop_reason,
             usage=answer.usage,
-            cost_micros=self._cost(answer),
+            cost_micros=self.cost(answer),
             message_id=answer.message_id,
             request_hash=request_hash,
             prompt_hash=prompt_hash,
@@ -128,10 +131,13 @@ class Replies:
             model=answer.model,
             stop_sequence=answer.stop_sequence,
             stop_details_json=answer.stop_details,
+            context_edits_json=answer.edits,
         )
         event = Event(event_id=self._event_id(read), model_replied=replied)
-        if content is answer.content:
-            epoch, now = self._journal.epoch, self._ports.now()
+        epoch, now = self._journal.epoch, self._ports.now()
+        if retried_as:
+            events = [event, codec.retry_scheduled(epoch, self._state().head, retried_as, 1, now)]
+        elif content is answer.content:
             events = with_what_follows(self._state(), event, epoch, now, self._traits)
         else:
             events = [event]  # its calls are known when it was read back
@@ -143,15 +149,15 @@ class Replies:
         """Tells whether the session is still of this type. An answer to one that has moved on is dropped."""
         return self._state().config.harness == self._traits.name
 
-    def _cost(self, answer: Answer) -> int | None:
+    def cost(self, answer: Answer) -> int | None:
         """Prices an answer: by the model that gave it, or else by the one that was asked."""
         prices, usage = self._ports.prices, codec.usage_of(answer.usage)
         cost = prices.cost_micros(answer.model, usage)
         return prices.cost_micros(self._state().config.model, usage) if cost is None else cost
 
-    async def missed(self, failure: ModelFailure, state: State, again: bool) -> None:
+    async def missed(self, failure: ModelFailure, state: State, again: bool, more: str = "") -> None:
         """Says that the model did not answer a request made from `state`: it is asked again later, if `again` and
-        there are tries left; else the turn ends."""
+        there are tries left; else the turn ends, with `more` to be said of it."""
         await self._journal.owned()
         epoch, head, now = self._journal.epoch, state.head, self._ports.now()
         _log.info(
@@ -161,7 +167,7 @@ class Replies:
             case Later(attempt=attempt, at=at):
                 await self._journal.say(codec.retry_scheduled(epoch, head, failure.reason, attempt, at))
             case Exhausted():
-                await self.fail("model", failure.reason, failure.message, failure.retryable)
+                await self.fail("model", failure.reason, failure.message + more, failure.retryable)
 
     async def fail(self, part: str, reason: str, message: str, retryable: bool) -> None:
         """Says what went wrong, and that the turn ends as FAILED."""

@@ -14,6 +14,7 @@ from services.harness.core import (
     Attached,
     CallFinished,
     CallStarted,
+    Compacted,
     Config,
     Configured,
     ConfirmationAsked,
@@ -134,6 +135,7 @@ class State:
     settled: int = 0  # what turns have read that have ended
     interrupt: int = 0  # one that no turn has obeyed yet
     reply: Replied | None = None
+    compacted: Compacted | None = None  # the newest one
     calls: Mapping[str, Call] = field(default_factory=dict)  # of the last reply
     offers: Mapping[str, Offered] = field(default_factory=dict)
     sandboxes: Mapping[str, Provisioned] = field(default_factory=dict)
@@ -145,6 +147,7 @@ class State:
     retry: Retry | None = None
     plainness: Plainness = field(default_factory=lambda: Plainness())
     renditions: Mapping[str, str] = field(default_factory=dict)
+    systems: tuple[tuple[int, str], ...] = ()  # system prompts, each with the position since which it holds
     over: bool = False
     unknown: str = ""
     conversation: Link | None = None
@@ -175,8 +178,10 @@ def fold(state: State, fact: Fact) -> State:
             return _called(_with(state, **now), fact)
         case Replied():
             return _replied(_with(state, **now), fact)
+        case Compacted():
+            return _compacted(_with(state, **now), fact)
         case Started(config=config):
-            return _with(state, **now, config=config)
+            return _with(state, **now, config=config, systems=((fact.position, config.system),))
         case Configured(config=config):
             return _configured(_with(state, **now, paused=""), config)
         case Message(position=position):
@@ -264,8 +269,23 @@ def _under(config: Config, state: State) -> State:
     type would try again another does at once."""
     before, now = (dict(zip(each.hands, each.hand_specs, strict=False)) for each in (state.config, config))
     kept = {hand: made for hand, made in state.sandboxes.items() if now.get(hand) == before.get(hand)}
+    changed = config.system != state.config.system
+    systems = (*state.systems, (state.head, config.system)) if changed else state.systems
     retry = state.retry if config.harness == state.config.harness else None
-    return _with(state, config=config, next_config=None, offers={}, sandboxes=kept, retry=retry)
+    return _with(state, config=config, next_config=None, offers={}, sandboxes=kept, retry=retry, systems=systems)
+
+
+def _paid(used: Used, fact: Replied | Compacted, calls: int) -> Used:
+    said = fact.usage
+    counted = said if fact.priced else replace(said, cost_micros=DEAREST.of(said))
+    return _with(used, model_calls=used.model_calls + calls, in_all=used.in_all + counted, in_turn=used.in_turn + said)
+
+
+def _compacted(state: State, fact: Compacted) -> State:
+    """Takes a summary: what was to be shown in short is in it. A retry that called for it stands until a reply."""
+    used, shown = _paid(state.used, fact, 0), _with(state.plainness, try_short=0)
+    conversation = Link(fact, state.conversation)
+    return _with(state, used=used, compacted=fact, plainness=shown, conversation=conversation)
 
 
 def _came(state: State, fact: Attached) -> State:
@@ -297,9 +317,7 @@ def _without(known: Mapping[str, Value], names: set[str]) -> Mapping[str, Value]
 
 
 def _replied(state: State, reply: Replied) -> State:
-    used, said = state.used, reply.usage
-    counted = said if reply.priced else replace(said, cost_micros=DEAREST.of(said))
-    used = _with(used, model_calls=used.model_calls + 1, in_all=used.in_all + counted, in_turn=used.in_turn + said)
+    used = _paid(state.used, reply, 1)
     calls = {call.id: Call(call) for call in reply.calls}
     conversation, shown = Link(reply, state.conversation), state.plainness
     if shown.try_plain or shown.try_short:

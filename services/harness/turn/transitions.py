@@ -30,7 +30,11 @@ TIME = "time"  # not an event: what was waited for is due
 
 TRANSITIONS: dict[type[Action], dict[str, Actions]] = {
     LookUpTools: {"tools_offered": ASKING},
-    AskModel: {"model_replied": (*CALLS, AskModel, EndTurn, Pause), "retry_scheduled": (Rest, AskModel)},
+    AskModel: {
+        "model_replied": (*CALLS, AskModel, EndTurn, Pause),
+        "retry_scheduled": (Rest, AskModel),
+        "context_compacted": (AskModel, Pause),
+    },
     FinishCall: {"tool_finished": (*CALLS, *ASKING, EndTurn, Rest, Pause)},
     AskConfirmation: {"tool_confirmation_requested": (*CALLS, Rest, Pause)},
     AskClient: {"custom_tool_requested": (*CALLS, Rest, Pause)},

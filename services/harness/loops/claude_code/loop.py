@@ -7,7 +7,7 @@ another one is started from the log. So the log is the only thing that a session
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +106,7 @@ class ClaudeCode:
             await self.rest()
             await self._replies.missed(failure, state, failure.retryable)
             return
-        if not _waits(answer, state):
+        if not _waits(answer, {spec.name for spec in _tools(state, self._mesh)}):
             await self.rest()
         await self._replies.say(answer, state.head)
 
@@ -126,9 +126,9 @@ class ClaudeCode:
     async def _answered(self, state: State, model: str, blobs: Blobs, show: Show) -> Answer:
         results = _results(state, blobs)
         process = self._process
-        if process is None or results is None or not process.waits_for(results, _tools(state)):
+        if process is None or results is None or not process.waits_for(results, _tools(state, self._mesh)):
             await self.rest()
-            self._process = process = _Process(self._place, self._mesh)
+            self._process = process = _Process(self._place, _tools(state, self._mesh))
             await process.begin(state, model, blobs, self._journal.log.session_id)
         else:
             process.give(results)
@@ -139,18 +139,17 @@ class ClaudeCode:
 class _Process:
     """One process with its directory and its slot."""
 
-    def __init__(self, place: Place, mesh: MeshCalls) -> None:
+    def __init__(self, place: Place, tools: list[ToolSpec]) -> None:
         self._place = place
-        self._mesh = mesh
+        self._tools = tools
         self._making: asyncio.Task[tuple[Running, list[Block]]] | None = None
         self._running: Running | None = None
         self._home: Home | None = None
         self._calls: frozenset[str] = frozenset()
-        self._tools: list[ToolSpec] = []
 
     async def begin(self, state: State, model: str, blobs: Blobs, session_id: str) -> None:
         """Starts it with all that the log says. Raises ModelFailure."""
-        key, self._tools = self._place.key(), _tools(state)
+        key = self._place.key()
         await self._place.slots.take(self)
         making = self._making = asyncio.create_task(asyncio.to_thread(self._made, key, state, model, blobs, session_id))
         await asyncio.wait({making})  # not cut off: what it makes is to be removed
@@ -176,8 +175,7 @@ class _Process:
         environment = command.environment(
             home.path, key, self._place.base_url, state.config.max_output_tokens, not begun.prompt
         )
-        tools = self._mesh.described(_tools(state), state.config)
-        return Running(Process(argv, environment, home.work), tools), begun.prompt
+        return Running(Process(argv, environment, home.work), self._tools), begun.prompt
 
     def waits_for(self, results: Mapping[str, object], tools: Sequence[ToolSpec]) -> bool:
         """Tells whether these are the results that it waits for, and the tools that it knows of."""
@@ -220,18 +218,19 @@ def _load() -> None:
     import services.harness.loops.claude_code.running  # noqa: F401
 
 
-def _tools(state: State) -> list[ToolSpec]:
-    return [spec for _, _, spec in routes_of(state).values()] + list(state.config.custom_tools)
+def _tools(state: State, mesh: MeshCalls) -> list[ToolSpec]:
+    """Returns the tools that Claude Code is told of."""
+    specs = [spec for _, _, spec in routes_of(state).values()] + list(state.config.custom_tools)
+    return mesh.described(specs, state.config)
 
 
-def _waits(answer: Answer, state: State) -> bool:
+def _waits(answer: Answer, known: Collection[str]) -> bool:
     """Tells whether Claude Code waits for all calls of its answer.
 
     What it answers itself, and goes on from, is not waited for: an unknown tool, or an input that is no JSON object.
     """
     if answer.stop_reason != "tool_use":
         return False
-    known = {spec.name for spec in _tools(state)}
     calls = codec.calls_of(answer.content, answer.stop_reason)
     return bool(calls) and all(call.name in known and not call.cut for call in calls)
 

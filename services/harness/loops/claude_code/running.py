@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import mcp_types as types
-from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ClaudeSDKError, ResultMessage, StreamEvent
+from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, StreamEvent
 from mcp.server.lowlevel import Server
 
 from handmesh.session.v1.event_pb2 import TokenUsage
@@ -60,7 +60,7 @@ class Running:
                 self._reading = asyncio.create_task(self._read(), name="read Claude Code")
                 if prompt:
                     await self._client.query(_messages(prompt))
-        except (ClaudeSDKError, OSError, TimeoutError):
+        except Exception:  # whatever it is: the SDK raises bare ones when its process does not answer
             raise ended() from None
 
     def give(self, results: Mapping[str, tuple[Sequence[Block], bool]]) -> None:
@@ -127,8 +127,8 @@ class Running:
         try:
             async for message in self._client.receive_messages():
                 self._said.put_nowait(message)
-        except (ClaudeSDKError, ValueError, OSError):
-            pass  # it has ended, or said what nobody understands
+        except Exception:  # the top of a task: it has ended, or said what nobody understands
+            pass
         self._said.put_nowait(None)
 
     async def _list(self, _context: Any, _params: Any) -> types.ListToolsResult:

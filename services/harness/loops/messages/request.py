@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.harness.loops.messages.sendable import Kept
 from services.harness.loops.messages.told import Block, Head, Spelled, Told
-from services.harness.loops.messages.view import Kept, View
+from services.harness.loops.messages.view import View
 
 CACHED = {"type": "ephemeral"}
 _CACHEABLE = frozenset({"text", "tool_result", "image", "document"})
@@ -88,12 +89,12 @@ def _marked_head(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _marked_message(said: Block | Spelled) -> Block | None:
-    """Returns a user's message with its last block marked; None when that cannot be."""
+    """Returns a message of the user's or the system's with its last block marked; None when that cannot be."""
     message = _parts(said)
     if message is None:
         return None
     last = message["content"][-1]
-    if message["role"] != "user" or last["type"] not in _CACHEABLE:
+    if message["role"] == "assistant" or last["type"] not in _CACHEABLE:
         return None
     return {**message, "content": [*message["content"][:-1], {**last, "cache_control": CACHED}]}
 
