@@ -85,9 +85,12 @@ class Leave:
         if caller().kind == HARNESS and self._grants is not None and labels.standing and not labels.session_id:
             raise Unauthenticated("GRANT_INVALID", "a hand that stands outside of sessions is no harness's")
         await self._granted(context, labels.session_id)
+        now = await self._labels(sandbox_id)
+        if caller().kind == HARNESS and now.session_id != labels.session_id:
+            raise transferred(now)  # it changed its owner while the grant was looked at
         return True
 
-    async def to_act(self, context: Context, sandbox_id: str, epoch: int) -> None:
+    async def to_act(self, context: Context, sandbox_id: str, epoch: int) -> Right:
         """Lets also a harness do something, under its session's current epoch.
 
         Raises Unauthenticated (`GRANT_INVALID`), Conflict (`EPOCH_STALE`), Unavailable when nobody can be asked.
@@ -97,6 +100,7 @@ class Leave:
             raise transferred(await self._labels(sandbox_id))
         if right.reads:
             raise _only_read()
+        return right
 
     async def to_execute(self, context: Context, sandbox_id: str, epoch: int) -> Right:
         """Says what somebody may run in a sandbox: all, what reads, or nothing but to wait for what ran before.
