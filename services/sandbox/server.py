@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
@@ -16,6 +16,7 @@ from services.sandbox.leave import HARNESS, Leave
 from services.sandbox.networks import described
 from services.sandbox.owners import Owners
 from services.sandbox.owners_core import Goal, settle_seconds, transferred
+from services.sandbox.resources import Resource
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
@@ -31,25 +32,26 @@ class SandboxServicer(WorkerCalls):
 
     async def Provision(self, request: pb.ProvisionRequest, context: Context) -> pb.ProvisionResponse:
         await self._leave.to_provision(context, request.session_id, request.epoch)
+        resources = tuple(messages.resource(it) for it in request.resources)
+        await self._leave.to_mount(context, resources)
         if request.standing_hand:
-            return pb.ProvisionResponse(sandbox=messages.sandbox(await self._attached(request)))
+            return pb.ProvisionResponse(sandbox=messages.sandbox(await self._attached(request, resources)))
         wanted = Wanted(
             request.environment,
             request.session_id,
             request.hand,
             request.request_id,
             request.epoch,
-            tuple(messages.resource(it) for it in request.resources),
+            resources,
             request.checkpoint_id,
             request.description,
         )
         info = await self._sandboxes.provision(wanted, caller().tenant, await self._leave.on_behalf(context))
         return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
-    async def _attached(self, request: pb.ProvisionRequest) -> SandboxInfo:
+    async def _attached(self, request: pb.ProvisionRequest, resources: Sequence[Resource]) -> SandboxInfo:
         if not request.session_id:
             raise Invalid("ARGUMENT_INVALID", "name the session that a standing hand is for", field="session_id")
-        resources = [messages.resource(it) for it in request.resources]
         by_harness = caller().kind == HARNESS
         info = await self._owners.attach(
             request.session_id, request.hand, request.standing_hand, request.read_only, by_harness
@@ -143,6 +145,7 @@ class SandboxServicer(WorkerCalls):
     async def PutResources(self, request: pb.PutResourcesRequest, context: Context) -> pb.PutResourcesResponse:
         await self._leave.to_act(context, request.sandbox_id, request.epoch)
         resources = [messages.resource(it) for it in request.resources]
+        await self._leave.to_mount(context, resources)
         await self._sandboxes.put(request.sandbox_id, resources, request.epoch, caller().tenant)
         return pb.PutResourcesResponse()
 

@@ -247,6 +247,29 @@ async def test_its_own_grant_opens_the_memory_that_its_session_has(ground: Groun
                 ("DeleteMemory", memory_pb2.DeleteMemoryRequest(**path)),
             ):
                 told[f"{verb} {name}"] = await call(channel, by_name[verb], request, grant)
+    mounted: dict[str, str] = {}
+    async with ground.as_service("harness", "sandbox") as channel:
+        for number, (store, name) in enumerate(zip(stores, ("mine", "read", "none"), strict=True)):
+            for reads in (True, False):
+                mount = sandbox_pb2.MemoryMount(memory_store_id=store, read_only=reads)
+                request = sandbox_pb2.ProvisionRequest(
+                    request_id=f"{own.id}/side/{number * 2 + reads + 1}",
+                    session_id=own.id,
+                    hand="side",
+                    epoch=(await own.get()).epoch,
+                    resources=[sandbox_pb2.Resource(mount_path="/workspace/m", memory=mount)],
+                )
+                mounted[f"{name} {'read' if reads else 'written'}"] = await call(
+                    channel, by_name["Provision"], request, grant
+                )
+    assert mounted == {
+        "mine read": "ok",
+        "mine written": "ok",
+        "read read": "ok",
+        "read written": "MEMORY_READ_ONLY",
+        "none read": "MEMORY_NOT_FOUND",
+        "none written": "MEMORY_NOT_FOUND",
+    }
     looks, writes = ("ReadMemory", "ListMemories", "ListMemoryVersions"), ("WriteMemory", "DeleteMemory")
     assert told == {
         **{f"{verb} mine": "ok" for verb in (*looks, *writes)},
