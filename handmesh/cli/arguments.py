@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from handmesh.session.v1 import config_pb2, session_pb2
 
@@ -36,6 +38,8 @@ class RunOptions:
     mesh_tools: Sequence[str] = ()
     children: int = 0
     child_depth: int = 0
+    memories: Sequence[str] = ()
+    context: str = ""
 
 
 SESSION_TOOLS = ("start_session", "send_message", "wait_for_session", "end_session", "list_sessions")
@@ -66,7 +70,18 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         budgets=budgets_of(options.budgets) if options.budgets else None,
         mesh_tools=options.mesh_tools or (SESSION_TOOLS if options.children else ()),
         child_limits=_child_limits(options),
+        memory_stores=[_memory_of(each) for each in options.memories],
+        context_policy_json=context_of(options.context) if options.context else "",
     )
+
+
+def _memory_of(value: str) -> config_pb2.MemoryAccess:
+    """Reads a memory store's directory, and which store it is: by its id or, yet to be looked up, its name."""
+    name, store = named("--memory", "NAME=STORE or NAME=STORE:ro", value)
+    chosen, separator, how = store.rpartition(":")
+    if separator and how == "ro":
+        return config_pb2.MemoryAccess(memory_store_id=chosen, name=name, read_only=True)
+    return config_pb2.MemoryAccess(memory_store_id=store, name=name)
 
 
 def _child_limits(options: RunOptions) -> config_pb2.ChildLimits | None:
@@ -75,6 +90,22 @@ def _child_limits(options: RunOptions) -> config_pb2.ChildLimits | None:
     if not options.children:
         return None
     return config_pb2.ChildLimits(max_children=options.children, max_depth=options.child_depth)
+
+
+def context_of(value: str) -> str:
+    """Returns the JSON text of a context policy: the value itself if it is an object, else what is in that file."""
+    text = value
+    if not value.lstrip().startswith("{"):
+        try:
+            text = Path(value).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise UsageError(f"--context {value!r}: expected a JSON object, or a file that holds one") from None
+    try:
+        if isinstance(json.loads(text), dict):
+            return text
+    except (ValueError, RecursionError):
+        pass  # said below, as for a list
+    raise UsageError(f"--context {value[:200]!r}: expected a JSON object, or a file that holds one")
 
 
 def named(option: str, form: str, value: str) -> tuple[str, str]:

@@ -112,6 +112,10 @@ def _content(event: event_pb2.Event) -> str:
             reply = event.model_replied
             said = [reply.stop_reason, spent(reply.usage, reply.cost_micros)]
             return f"{_blocks_text(reply.content_json)}  [{', '.join(filter(None, said))}]"
+        case "context_compacted":
+            it = event.context_compacted
+            said = [f"positions {it.from_position} to {it.to_position - 1}", spent(it.usage, it.cost_micros)]
+            return f"{it.policy}  [{', '.join(filter(None, said))}]"
         case "tools_offered":
             names = [str(tool.get("name")) for tool in blocks_of(event.tools_offered.tools_json)]
             return f"{event.tools_offered.hand}: {', '.join(names)}"

@@ -276,7 +276,7 @@ class RehearsedModel:
     async def newest(self) -> str:
         return "rehearsed"
 
-    async def ask(self, body: bytes, show: Callable[[int, str, str], None]) -> Answer:
+    async def ask(self, body: bytes, show: Callable[[int, str, str], None], betas: Sequence[str] = ()) -> Answer:
         json.loads(body)
         return await self.life.call(lambda: self._answer(show))
 

@@ -1,5 +1,7 @@
 """What the command's options mean."""
 
+from pathlib import Path
+
 import pytest
 
 from handmesh.cli.arguments import (
@@ -85,6 +87,9 @@ def test_no_options_leave_all_to_the_mesh() -> None:
         RunOptions(mcp=["notes=ftp://notes.example"]),
         RunOptions(mcp=["notes=https://"]),
         RunOptions(labels=["=value"]),
+        RunOptions(memories=["team"]),
+        RunOptions(memories=["Team=team"]),
+        RunOptions(memories=["team="]),
     ],
 )
 def test_wrong_options_are_refused(options: RunOptions) -> None:
@@ -119,3 +124,15 @@ def test_statuses_are_the_contracts() -> None:
 def test_labels_keep_what_comes_after_the_first_equals_sign() -> None:
     """A label's value may hold an equals sign."""
     assert labels_of(["a=b=c"]) == {"a": "b=c"}
+
+
+def test_a_context_policy_is_an_object_or_a_file_with_one(tmp_path: Path) -> None:
+    """The text is kept as it is; anything else is said."""
+    policy = '{"compaction": "off"}'
+    (tmp_path / "policy.json").write_text(policy)
+    (tmp_path / "list.json").write_text("[]")
+    for value in (policy, str(tmp_path / "policy.json")):
+        assert config_of(RunOptions(context=value)).context_policy_json == policy
+    for value in ("{", "no such file", str(tmp_path / "list.json")):
+        with pytest.raises(UsageError, match="--context"):
+            config_of(RunOptions(context=value))

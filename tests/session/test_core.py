@@ -453,3 +453,16 @@ def test_admission_and_fold_agree_with_a_naive_model(asks: list[tuple[list[Fact]
                 fold(state, one, len(log))
     assert state == folded(*log[1:])
     assert all(known(state, one.event_id) == at for at, one in enumerate(log, 1))
+
+
+def test_a_summary_is_paid_for_like_an_answer() -> None:
+    """Its tokens and its cost are the session's; it ends a wait for the model as an answer does."""
+    state = folded(
+        message(),
+        woke(),
+        fact("model_replied", "r", usage=Usage(1, 2, 3, 4), cost_micros=50, read_position=3),
+        fact("retry_scheduled", "t"),
+        fact("context_compacted", "c", usage=Usage(10, 20, 30, 40), cost_micros=7),
+    )
+    assert (state.usage, state.cost_micros) == (Usage(11, 22, 33, 44), 57)
+    assert status(state) is Status.RUNNING
