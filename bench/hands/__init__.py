@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from bench.hands import abuses, crowds, executes, provisions, repositories
+from bench.hands import abuses, crowds, executes, provisions, remote, repositories
 
 PARTS = {
     "executes": executes.measure,
@@ -14,6 +14,7 @@ PARTS = {
     "repositories": repositories.measure,
     "crowds": crowds.measure,
     "abuses": abuses.measure,
+    "remote": remote.measure,
 }
 
 

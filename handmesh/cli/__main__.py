@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from handmesh.cli import doctor, files, hand, harnesses, integrity, lifecycle, mesh, running, sessions, vault
+from handmesh.cli import doctor, files, hand, harnesses, integrity, lifecycle, memory, mesh, running, sessions, vault
 
 EPILOG = """\b
 Start here:
@@ -54,6 +54,7 @@ app.command("import")(lifecycle.import_)
 app.command(epilog=mesh.KEY_EPILOG)(mesh.key)
 app.command()(doctor.doctor)
 app.add_typer(harnesses.app)
+app.add_typer(memory.app)
 app.add_typer(vault.app)
 app.add_typer(hand.app)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(mesh.model)

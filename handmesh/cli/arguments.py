@@ -38,6 +38,7 @@ class RunOptions:
     mesh_tools: Sequence[str] = ()
     children: int = 0
     child_depth: int = 0
+    memories: Sequence[str] = ()
     context: str = ""
 
 
@@ -69,8 +70,18 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         budgets=budgets_of(options.budgets) if options.budgets else None,
         mesh_tools=options.mesh_tools or (SESSION_TOOLS if options.children else ()),
         child_limits=_child_limits(options),
+        memory_stores=[_memory_of(each) for each in options.memories],
         context_policy_json=context_of(options.context) if options.context else "",
     )
+
+
+def _memory_of(value: str) -> config_pb2.MemoryAccess:
+    """Reads a memory store's directory, and which store it is: by its id or, yet to be looked up, its name."""
+    name, store = named("--memory", "NAME=STORE or NAME=STORE:ro", value)
+    chosen, separator, how = store.rpartition(":")
+    if separator and how == "ro":
+        return config_pb2.MemoryAccess(memory_store_id=chosen, name=name, read_only=True)
+    return config_pb2.MemoryAccess(memory_store_id=store, name=name)
 
 
 def _child_limits(options: RunOptions) -> config_pb2.ChildLimits | None:

@@ -23,6 +23,7 @@ Examples:
   handmesh run "compare them" --hand a=default --hand b=docker
   handmesh run "list the files" --harness claude_code    another kind of brain; see: handmesh harness types
   handmesh run "what is new?" --mcp notes=https://notes.example/mcp --vault ID
+  handmesh run "what did we say?" --memory team=team --tool session_events
   handmesh run "ask three others" --children 3           it may start three sessions
   handmesh run "list the files" --json --timeout 60      every event as JSON, at most a minute
 
@@ -60,6 +61,9 @@ def run(
     tool: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A tool of the mesh's own, see docs/tools.md; repeatable.")
     ] = None,
+    memory: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=STORE[:ro]", help="A memory store, by id or name; repeatable.")
+    ] = None,
     children: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many sessions it may start; gives it the tools to do so.")
     ] = 0,
@@ -79,9 +83,8 @@ def run(
         from handmesh.cli.arguments import RunOptions, text_of
 
         rest = (hand or (), no_hands, mcp or (), vault or (), label or (), budget or ())
-        options = RunOptions(
-            model, system, title, environment, *rest, harness, tool or (), children, child_depth, context
-        )
+        more = (harness, tool or (), children, child_depth, memory or (), context)
+        options = RunOptions(model, system, title, environment, *rest, *more)
         text = text_of(task)
         from handmesh.client import connect
 
@@ -95,9 +98,13 @@ def run(
 async def _begin(mesh: Client, text: str, session_id: str, options: RunOptions) -> tuple[Session, int]:
     """Says the text to a new session or to the given one; returns it and the message's position."""
     from handmesh.cli.arguments import RunOptions, UsageError, config_of
+    from handmesh.cli.memory import store_of
 
     if not session_id:
-        return await mesh.create_session(config_of(options), text), 2  # right after `SessionStarted`
+        config = config_of(options)
+        for access in config.memory_stores:
+            access.memory_store_id = (await store_of(mesh, access.memory_store_id)).memory_store_id
+        return await mesh.create_session(config, text), 2  # right after `SessionStarted`
     if options != RunOptions():
         raise UsageError("--session goes on with what the session is: leave out what would configure a new one")
     session = mesh.session(session_id)

@@ -15,6 +15,7 @@ from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError, raised
 from handmesh.client.hand_tokens import HandTokens
 from handmesh.client.hands import Hands
+from handmesh.client.memories import Memories
 from handmesh.client.session import Session, blocks_of, message, new_event_id
 from handmesh.client.vaults import ONCE, Vaults
 from handmesh.harness.v1 import harness_pb2
@@ -83,6 +84,7 @@ class Client:
         self.sandbox_stub: SandboxServiceAsyncStub = SandboxServiceStub(self.sandbox_link.channel)
         self.vault_proxy_link = Link(addresses.vault_proxy, api_key, ca_file, ONCE)
         self.vaults = Vaults(self)
+        self.memories = Memories(self.session_link)
         self.hand_tokens = HandTokens(self)
         self.hands = Hands(self)
 

@@ -33,6 +33,7 @@ class Execution:
     said: bytearray = field(default_factory=bytearray)
     result: tool_pb2.ToolResult | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     running: asyncio.Task[None] | None = None
     reporting: asyncio.Task[None] | None = None
     interrupted: bool = False
@@ -63,6 +64,7 @@ class Execution:
     async def run(self, hand: Hand, call: Call) -> None:
         """Runs the tool to its end, whatever that is."""
         self.result = message_of(await self._ended(hand, call))
+        self.ended.set()
         self.news.set()
 
     async def _ended(self, hand: Hand, call: Call) -> Result:

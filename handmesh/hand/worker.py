@@ -7,6 +7,7 @@ sends an execution to one worker, once: a worker that ends takes what it had wit
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
@@ -234,8 +235,9 @@ class Worker:
         """Says what an execution says, until all was acknowledged."""
         while True:
             await execution.news.wait()
-            if execution.result is None:
-                await asyncio.sleep(CHUNKS_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CHUNKS_SECONDS):
+                    await execution.ended.wait()
             execution.news.clear()
             if await self._said(execution):
                 self._forget(execution)

@@ -103,6 +103,10 @@ class Grants:
         """
         return await self._ask(grant, vault_access=True)
 
+    async def fresh(self, grant: str) -> session_pb2.CheckGrantResponse:
+        """Says what the grant allows at this moment: a configuration may just have changed. Raises as `check`."""
+        return await self._ask(grant, vault_access=False)
+
     async def offered(self, grant: str, position: int) -> event_pb2.ToolsOffered | None:
         """Returns the ToolsOffered at a position of the grant's session, or None. Raises as `check`."""
         answer = await self._ask(grant, vault_access=False, offered_position=position)

@@ -16,8 +16,10 @@ from services.kit.guard import Context
 from services.kit.identity import current as caller
 from services.sandbox.backends import Backends
 from services.sandbox.hand import Labels, SandboxInfo
+from services.sandbox.mounts import Mount
 from services.sandbox.owners_core import EVERYTHING, Right, right_of, transferred
 from services.sandbox.passes import Passes
+from services.sandbox.resources import Resource
 from services.sandbox.session import Session
 
 MOST_TENANTS = 10_000  # remembered: a session's never changes
@@ -83,9 +85,12 @@ class Leave:
         if caller().kind == HARNESS and self._grants is not None and labels.standing and not labels.session_id:
             raise Unauthenticated("GRANT_INVALID", "a hand that stands outside of sessions is no harness's")
         await self._granted(context, labels.session_id)
+        now = await self._labels(sandbox_id)
+        if caller().kind == HARNESS and now.session_id != labels.session_id:
+            raise transferred(now)  # it changed its owner while the grant was looked at
         return True
 
-    async def to_act(self, context: Context, sandbox_id: str, epoch: int) -> None:
+    async def to_act(self, context: Context, sandbox_id: str, epoch: int) -> Right:
         """Lets also a harness do something, under its session's current epoch.
 
         Raises Unauthenticated (`GRANT_INVALID`), Conflict (`EPOCH_STALE`), Unavailable when nobody can be asked.
@@ -95,6 +100,7 @@ class Leave:
             raise transferred(await self._labels(sandbox_id))
         if right.reads:
             raise _only_read()
+        return right
 
     async def to_execute(self, context: Context, sandbox_id: str, epoch: int) -> Right:
         """Says what somebody may run in a sandbox: all, what reads, or nothing but to wait for what ran before.
@@ -133,6 +139,22 @@ class Leave:
             if tenant is not None and tenant != await self._tenant_of(self._session, session_id):
                 raise Gone("SESSION_NOT_FOUND", "there is no such session", session_id=session_id)
             await self._check_grant(context, session_id, epoch)
+
+    async def to_mount(self, context: Context, resources: Sequence[Resource]) -> None:
+        """Lets a harness mount the memory stores that its session may reach; of clients the tenant's are asked later.
+
+        Raises Gone (`MEMORY_NOT_FOUND`), Denied (`MEMORY_READ_ONLY`), Unauthenticated (`GRANT_INVALID`).
+        """
+        wanted = [resource for resource in resources if isinstance(resource, Mount)]
+        if not wanted or self._grants is None or caller().kind != HARNESS:
+            return
+        granted = await self._grants.fresh(shown(context.invocation_metadata()))
+        reads = {store.memory_store_id: store.read_only for store in granted.memory_stores}
+        for mount in wanted:
+            if mount.store_id not in reads:
+                raise Gone("MEMORY_NOT_FOUND", "no such memory store")
+            if reads[mount.store_id] and not mount.read_only:
+                raise Denied("MEMORY_READ_ONLY", "the session may only read this memory store")
 
     async def _labels(self, sandbox_id: str) -> Labels:
         _, info = await self._backends.find(sandbox_id)

@@ -142,6 +142,7 @@ class Owners:
         assert move is not None
         await hand.fence(labels.sandbox_id, labels.generation + 1)
         failpoints.hit("sandbox.hand_fenced")
+        await self._resources.quiet(labels.sandbox_id)
         await self._settle(hand, labels, move.until)
         await self._resources.part(hand, labels.sandbox_id)
         await self._doorman.forget(labels.sandbox_id)

@@ -43,6 +43,7 @@ class SessionSeen:
 class Right:
     """What a call may do with a hand. `session_id` is whose harness calls; empty for others.
 
+    It is good for the `generation` that it was given for: the hand may change its owner while a call is on its way.
     With `past` it may wait for executions of these generations, and start none. With `reads` it may use only tools
     that change nothing.
     """
@@ -50,6 +51,7 @@ class Right:
     session_id: str = ""
     reads: bool = False
     past: frozenset[int] = frozenset()
+    generation: int = 0  # 0 for whichever
 
 
 EVERYTHING = Right()
@@ -86,11 +88,17 @@ def request_of(tenant: str, name: str) -> str:
 def right_of(labels: Labels, session_id: str) -> Right | None:
     """Returns what a session's harness may do with a hand; None for a stranger."""
     if session_id == labels.session_id:
-        return Right(session_id)
+        return Right(session_id, generation=labels.generation)
     if any(reader.session_id == session_id and not reader.leaving for reader in labels.readers):
-        return Right(session_id, reads=True)
+        return Right(session_id, reads=True, generation=labels.generation)
     past = frozenset(owner.generation for owner in labels.past if owner.session_id == session_id)
     return Right(session_id, past=past) if past else None
+
+
+def check_right(labels: Labels, right: Right) -> None:
+    """Raises Refused (`HAND_TRANSFERRED`) when a hand has changed its owner since a right was given."""
+    if right.generation not in (0, labels.generation):
+        raise transferred(labels)
 
 
 def is_leaving(labels: Labels) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 from services.kit.errors import Invalid, ServiceError, Unavailable
@@ -47,6 +49,8 @@ class Resources:
         """Takes the session service, and where mounts are kept."""
         self._session = session
         self._mounts = kept
+        self._at_work: Counter[str] = Counter()
+        self._quiet = asyncio.Event()  # set, and replaced, whenever work on a sandbox has ended
 
     async def load(
         self, wanted: Sequence[Resource], session_id: str, tenant: str | None, limit_bytes: int, checkpoint_id: str = ""
@@ -113,6 +117,24 @@ class Resources:
                 _log.warning("memory at release", sandbox_id=sandbox_id, note=note)
         except ServiceError as error:  # it is gone already
             _log.warning("memory not synced", sandbox_id=sandbox_id, reason=error.reason)
+
+    @contextmanager
+    def at_work(self, sandbox_id: str) -> Iterator[None]:
+        """Says that a sandbox is being filled: until that has ended it changes no owner (see `quiet`)."""
+        self._at_work[sandbox_id] += 1
+        try:
+            yield
+        finally:
+            self._at_work[sandbox_id] -= 1
+            if not self._at_work[sandbox_id]:
+                del self._at_work[sandbox_id]
+            self._quiet.set()
+            self._quiet = asyncio.Event()
+
+    async def quiet(self, sandbox_id: str) -> None:
+        """Waits until nobody fills a sandbox."""
+        while self._at_work[sandbox_id]:
+            await self._quiet.wait()
 
     async def part(self, hand: Hand, sandbox_id: str) -> None:
         """Writes what is left to write before a sandbox changes its owner, and ends its mounts: its files stay.

@@ -139,10 +139,11 @@ class Sandboxes:
             if info is None:
                 info = await backend.provision(recipe, labels, load.contents)
             self._backends.remember(backend, info)
-            await self._provide(backend, info, load)
-            if preparing is not None:
-                await self._plant(backend, info, load.repositories, preparing)
-            await self._mount(backend, info, load)
+            with self._resources.at_work(info.labels.sandbox_id):
+                await self._provide(backend, info, load)
+                if preparing is not None:
+                    await self._plant(backend, info, load.repositories, preparing)
+                await self._mount(backend, info, load)
         finally:
             if preparing is not None:
                 preparing.cancel()
@@ -201,6 +202,7 @@ class Sandboxes:
         """
         hand, info = await self._backends.find(call.sandbox_id)
         labels = info.labels
+        owners_core.check_right(labels, right)
         self._epochs.admit(right.session_id or labels.session_id, call.epoch)
         if call.attach_only and not call.execution_id:
             raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
@@ -278,9 +280,10 @@ class Sandboxes:
         async for said in hand.follow(sandbox_id, execution_id, max(0, offset)):
             yield said
 
-    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int) -> None:
+    async def cancel(self, sandbox_id: str, execution_id: str, epoch: int, right: Right = EVERYTHING) -> None:
         """Kills an execution; one that is not known never starts."""
         hand, info = await self._backends.find(sandbox_id)
+        owners_core.check_right(info.labels, right)
         self._epochs.admit(info.labels.session_id, epoch)
         await hand.cancel(sandbox_id, execution_id, epoch, info.labels.generation)
 
@@ -289,23 +292,35 @@ class Sandboxes:
         hand, _ = await self._backends.find(sandbox_id)
         return await hand.executions(sandbox_id)
 
-    async def put(self, sandbox_id: str, resources: Sequence[Resource], epoch: int, tenant: str | None = None) -> None:
-        """Puts resources into a sandbox."""
+    async def put(
+        self,
+        sandbox_id: str,
+        resources: Sequence[Resource],
+        epoch: int,
+        tenant: str | None = None,
+        right: Right = EVERYTHING,
+    ) -> None:
+        """Puts resources into a sandbox. Raises Refused (`HAND_TRANSFERRED`) for one that leaves its owner."""
         hand, info = await self._backends.find(sandbox_id)
+        owners_core.check_right(info.labels, right)
         if owners_core.is_leaving(info.labels):
             raise owners_core.transferred(info.labels)
-        load = await self._resources.load(resources, info.labels.session_id, tenant, 0)
-        self._planting.check(load.repositories)
-        self._epochs.admit(info.labels.session_id, epoch)
-        await hand.put(sandbox_id, load.contents)
-        if load.repositories:
-            await self._doorman.provide(hand, info, True)
-            await self._planting.plant(hand, sandbox_id, load.repositories, self._doorman.gate(info))
-        await self._resources.mount(hand, sandbox_id, load)
+        with self._resources.at_work(sandbox_id):
+            load = await self._resources.load(resources, info.labels.session_id, tenant, 0)
+            self._planting.check(load.repositories)
+            self._epochs.admit(info.labels.session_id, epoch)
+            await hand.put(sandbox_id, load.contents)
+            if load.repositories:
+                await self._doorman.provide(hand, info, True)
+                await self._planting.plant(hand, sandbox_id, load.repositories, self._doorman.gate(info))
+            await self._resources.mount(hand, sandbox_id, load)
 
-    async def checkpoint(self, sandbox_id: str, epoch: int, tenant: str | None = None) -> str:
+    async def checkpoint(
+        self, sandbox_id: str, epoch: int, tenant: str | None = None, right: Right = EVERYTHING
+    ) -> str:
         """Keeps a workspace as a blob of the session that owns the sandbox; returns its id."""
         hand, info = await self._backends.find(sandbox_id)
+        owners_core.check_right(info.labels, right)
         self._epochs.admit(info.labels.session_id, epoch)
         return await self._resources.checkpoint(hand, info, tenant)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
@@ -15,7 +15,8 @@ from services.sandbox.hand import Chunk, SandboxInfo
 from services.sandbox.leave import HARNESS, Leave
 from services.sandbox.networks import described
 from services.sandbox.owners import Owners
-from services.sandbox.owners_core import Goal, settle_seconds, transferred
+from services.sandbox.owners_core import Goal, Right, settle_seconds, transferred
+from services.sandbox.resources import Resource
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 
 
@@ -31,31 +32,33 @@ class SandboxServicer(WorkerCalls):
 
     async def Provision(self, request: pb.ProvisionRequest, context: Context) -> pb.ProvisionResponse:
         await self._leave.to_provision(context, request.session_id, request.epoch)
+        resources = tuple(messages.resource(it) for it in request.resources)
+        await self._leave.to_mount(context, resources)
         if request.standing_hand:
-            return pb.ProvisionResponse(sandbox=messages.sandbox(await self._attached(request)))
+            return pb.ProvisionResponse(sandbox=messages.sandbox(await self._attached(request, resources)))
         wanted = Wanted(
             request.environment,
             request.session_id,
             request.hand,
             request.request_id,
             request.epoch,
-            tuple(messages.resource(it) for it in request.resources),
+            resources,
             request.checkpoint_id,
             request.description,
         )
         info = await self._sandboxes.provision(wanted, caller().tenant, await self._leave.on_behalf(context))
         return pb.ProvisionResponse(sandbox=messages.sandbox(info))
 
-    async def _attached(self, request: pb.ProvisionRequest) -> SandboxInfo:
+    async def _attached(self, request: pb.ProvisionRequest, resources: Sequence[Resource]) -> SandboxInfo:
         if not request.session_id:
             raise Invalid("ARGUMENT_INVALID", "name the session that a standing hand is for", field="session_id")
-        resources = [messages.resource(it) for it in request.resources]
         by_harness = caller().kind == HARNESS
         info = await self._owners.attach(
             request.session_id, request.hand, request.standing_hand, request.read_only, by_harness
         )
         if resources and not request.read_only:
-            await self._sandboxes.put(info.labels.sandbox_id, resources, request.epoch, caller().tenant)
+            right = Right(request.session_id, generation=info.labels.generation)
+            await self._sandboxes.put(info.labels.sandbox_id, resources, request.epoch, caller().tenant, right)
         return info
 
     async def Execute(self, request: pb.ExecuteRequest, context: Context) -> pb.ExecuteResponse:
@@ -84,9 +87,9 @@ class SandboxServicer(WorkerCalls):
                 yield pb.WatchExecutionResponse(result=messages.result(said), next_offset=offset)
 
     async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
-        await self._leave.to_act(context, request.sandbox_id, request.epoch)
+        right = await self._leave.to_act(context, request.sandbox_id, request.epoch)
         messages.needed(request.execution_id)
-        await self._sandboxes.cancel(request.sandbox_id, request.execution_id, request.epoch)
+        await self._sandboxes.cancel(request.sandbox_id, request.execution_id, request.epoch, right)
         return pb.CancelExecutionResponse()
 
     async def ListExecutions(self, request: pb.ListExecutionsRequest, context: Context) -> pb.ListExecutionsResponse:
@@ -141,14 +144,15 @@ class SandboxServicer(WorkerCalls):
                 yield pb.ReadFileResponse(chunk=piece)
 
     async def PutResources(self, request: pb.PutResourcesRequest, context: Context) -> pb.PutResourcesResponse:
-        await self._leave.to_act(context, request.sandbox_id, request.epoch)
+        right = await self._leave.to_act(context, request.sandbox_id, request.epoch)
         resources = [messages.resource(it) for it in request.resources]
-        await self._sandboxes.put(request.sandbox_id, resources, request.epoch, caller().tenant)
+        await self._leave.to_mount(context, resources)
+        await self._sandboxes.put(request.sandbox_id, resources, request.epoch, caller().tenant, right)
         return pb.PutResourcesResponse()
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointResponse:
-        await self._leave.to_act(context, request.sandbox_id, request.epoch)
-        kept = await self._sandboxes.checkpoint(request.sandbox_id, request.epoch, caller().tenant)
+        right = await self._leave.to_act(context, request.sandbox_id, request.epoch)
+        kept = await self._sandboxes.checkpoint(request.sandbox_id, request.epoch, caller().tenant, right)
         return pb.CheckpointResponse(checkpoint_id=kept)
 
     async def Transfer(self, request: pb.TransferRequest, context: Context) -> pb.TransferResponse:

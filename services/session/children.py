@@ -111,7 +111,7 @@ class Children:
     async def _make(self, granted: Granted, request: CreateSessionRequest, facts: list[Fact], claimed: Claimed) -> None:
         child, parent = claimed.session_id, granted.session_id
         state = await self._writer.current(parent)
-        used = Used(state.turns, sum(vars(state.usage).values()), state.cost_micros)
+        used = Used(state.turns, sum(vars(state.usage).values()), state.cost_micros, state.tool_calls)
         config = bounded(request.config, granted.config, parent, used)
         configs.check(config)
         await self._sessions.check_stores(config)

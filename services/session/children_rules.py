@@ -28,6 +28,7 @@ class Used:
     max_turns: int = 0
     max_tokens: int = 0
     max_cost_micros: int = 0
+    max_tool_calls: int = 0
 
 
 def bounded(asked: SessionConfig, parent: SessionConfig, parent_id: str, used: Used) -> SessionConfig:
@@ -162,7 +163,7 @@ def _left(budgets: Budgets, used: Used) -> Budgets:
     """Returns what is left of a session's budgets. Of those whose use its log's state does not tell, all is."""
     left = Budgets()
     left.CopyFrom(budgets)
-    for field in ("max_turns", "max_tokens", "max_cost_micros"):
+    for field in ("max_turns", "max_tokens", "max_cost_micros", "max_tool_calls"):
         if getattr(budgets, field):
             rest = getattr(budgets, field) - getattr(used, field)
             if rest <= 0:

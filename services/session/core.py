@@ -143,6 +143,7 @@ class WriteState:
     parent: str = ""  # the session that started this one
     max_depth: int = 0
     max_children: int = 0
+    tool_calls: int = 0  # that were sent to somebody
     children_started: int = 0
     children: dict[str, int] = field(default_factory=dict)  # those that have not ended -> position of their start
     names: MutableMapping[int, int] = field(default_factory=Names)  # event ids and tool calls, hashed -> position
@@ -224,6 +225,7 @@ def _change(state: WriteState, fact: Fact) -> None:
         case "child_ended":
             state.children.pop(fact.child, None)
         case kind if kind in _CALL_STEPS:
+            state.tool_calls += kind in ("tool_started", "custom_tool_requested")
             state.calls[fact.tool_use_id] = _CALL_STEPS[kind]
             state.hashes.pop(fact.tool_use_id, None)
             if kind == "tool_confirmation_requested":

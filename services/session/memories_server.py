@@ -19,6 +19,7 @@ from services.session import codec
 from services.session.grants import Grants
 from services.session.memories import Memories
 from services.session.memories_core import MemoryStore, Version, missing
+from services.session.memory_rules import memory_rules
 from services.session.server import grant_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -109,13 +110,10 @@ class MemoryServicer(MemoryServiceServicer):
 
 def _check_access(config: SessionConfig, store_id: str, writes: bool) -> None:
     """Raises unless a session may do that to a store: the model's memory, or what is mounted in one of its hands."""
-    read_only = [store.read_only for store in config.memory_stores if store.memory_store_id == store_id]
-    for hand in config.hands.values():
-        mounts = (resource.memory for resource in hand.resources if resource.WhichOneof("source") == "memory")
-        read_only += [mount.read_only for mount in mounts if mount.memory_store_id == store_id]
-    if not read_only:
+    access = next((rule for rule in memory_rules(config) if rule.memory_store_id == store_id), None)
+    if access is None:
         raise missing("memory store")
-    if writes and all(read_only):
+    if writes and access.read_only:
         raise Denied("MEMORY_READ_ONLY", "the session may only read this memory store")
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from services.kit import ids
 from services.kit.errors import Gone, ServiceError, Unavailable
 from services.kit.logs import Log as Journal
-from services.session.bounded import Bounded
 from services.session.core import Status, WriteState, status
 from services.session.families import ENDED, NEVER_MADE, PARENT_OVER, Families, interrupt_id, over
 from services.session.lifecycle import Lifecycle
@@ -31,12 +30,14 @@ class Orphans:
         self._listing = listing
         self._families = families
         self._lifecycle = lifecycle
-        self._settled: Bounded[None] = Bounded()  # children that have ended, and whose parents know
+        self._settled: set[str] = set()  # children that have ended, and whose parents know
 
     async def look(self) -> None:
         """Looks at all children for which there may be something to do, as the index tells."""
         await self._listing.sync()
-        for child in self._listing.children():
+        children = list(self._listing.children())
+        self._settled &= {child.session_id for child in children}
+        for child in children:
             if child.session_id in self._settled or not self._doubtful(child):
                 continue
             try:
@@ -64,7 +65,7 @@ class Orphans:
             if parent is not None and not over(parent):
                 await self._families.tell(child.row.parent, child.session_id, ENDED)
             if parent is None or not parent.archived:
-                self._settled[child.session_id] = None
+                self._settled.add(child.session_id)
         elif (parent is None or over(parent)) and not (state.archived or state.damaged):
             await self._families.end(child.session_id, PARENT_OVER, None)
             _journal.warning("child ended behind its parent", session_id=child.session_id)

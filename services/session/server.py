@@ -35,6 +35,7 @@ from services.session.lifecycle_fork import Forks
 from services.session.lifecycle_import import Imports
 from services.session.listing import Filter, Listing
 from services.session.memories import Memories
+from services.session.memory_rules import memory_rules
 from services.session.previews import Previews
 from services.session.reader import Reader
 from services.session.sessions import Sessions
@@ -247,6 +248,7 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
             mcp_servers=granted.config.mcp_servers,
             vault_ids=granted.config.vault_ids,
             git_rules=git_rules(granted.config),
+            memory_stores=memory_rules(granted.config),
             cache_time=Duration(seconds=CACHE_SECONDS),
             tools_offered=offered,
             vault_jwt=self._parts.grants.vouch(granted) if request.vault_access else "",

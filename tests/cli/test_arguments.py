@@ -87,6 +87,9 @@ def test_no_options_leave_all_to_the_mesh() -> None:
         RunOptions(mcp=["notes=ftp://notes.example"]),
         RunOptions(mcp=["notes=https://"]),
         RunOptions(labels=["=value"]),
+        RunOptions(memories=["team"]),
+        RunOptions(memories=["Team=team"]),
+        RunOptions(memories=["team="]),
     ],
 )
 def test_wrong_options_are_refused(options: RunOptions) -> None:

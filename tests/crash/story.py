@@ -44,7 +44,7 @@ async def insist(ask: Callable[[], Awaitable[T]]) -> T:
 def config_of(crew: Crew, kind: str, harness: str = "") -> config_pb2.SessionConfig:
     """Returns what a session of this kind is made with. `harness` is its type, if not the default one."""
     config = _config_of(crew, kind)
-    config.harness = harness
+    config.harness = harness or config.harness
     return config
 
 

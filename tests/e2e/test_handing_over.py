@@ -1,18 +1,21 @@
-"""A hand changes its owner on a real mesh: by the model's own tool, and by the command."""
+"""Hands change their owners on a real mesh, by the model's own tool and by the command; many work side by side."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from handmesh.client import Client
 from handmesh.launcher.mesh import Mesh
-from handmesh.session.v1.config_pb2 import ChildLimits, HandSpec, SessionConfig
+from handmesh.session.v1.config_pb2 import ChildLimits, HandSpec, McpServer, SessionConfig
 from tests.e2e.test_mesh import ends, only, outcomes, turn
+from tests.e2e.test_remote_hands import serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.nats, pytest.mark.bwrap, pytest.mark.asyncio(loop_scope="module")]
 
@@ -69,3 +72,45 @@ async def test_the_command_makes_moves_shares_and_ends_hands(mesh: Mesh, client:
         "hand_attached",
         "hand_detached",
     ]
+
+
+@pytest.mark.docker
+async def test_a_slow_hand_and_a_dead_server_cost_their_own_calls_only(client: Client, tmp_path: Path) -> None:
+    """Side by side: bubblewrap, docker, a hand that dialled out and stands still, a standing one, a dead server.
+
+    The others have their results while one stands still; it has its own when it goes on.
+    """
+    await client.hands.create("many")
+    token = (await client.hand_tokens.create("far")).token
+    config = SessionConfig(
+        hands={
+            "box": HandSpec(environment="default"),
+            "build": HandSpec(environment="docker"),
+            "far": HandSpec(environment="far"),
+            "tool": HandSpec(standing_hand="many", description="the shared one"),
+        },
+        mcp_servers=[McpServer(name="shop", url="http://127.0.0.1:9/mcp")],
+    )
+    command = ("-m", "handmesh.cli", "hand", "serve", "--root", str(tmp_path))
+    async with serving(client, "far", token, *command) as worker:
+        session = await client.create_session(config)
+        worker.send_signal(signal.SIGSTOP)
+        await session.send("every hand")
+        finished: list[str] = []
+        async with asyncio.timeout(60):
+            async for event in session.watch():
+                if event.HasField("tool_finished"):
+                    finished.append(event.tool_finished.result.output)
+                if len(finished) == 4:
+                    break
+        worker.send_signal(signal.SIGCONT)
+        events = await turn(session)
+    assert sorted(finished[1:]) == ["box", "build", "tool"] and "no tool named shop__lookup_order" in finished[0]
+    assert only(events, "tool_finished")[-1].result.output == "far"
+    assert [it.hand for it in only(events, "hand_attached")] == ["tool"]
+    assert sorted(it.hand for it in only(events, "sandbox_provisioned")) == ["box", "build", "far"]
+    described = {
+        it.hand: json.loads(it.tools_json)[0]["description"] for it in only(events, "tools_offered") if it.digest
+    }
+    assert "the shared one" in described["tool"]
+    assert ends(events) == ["DONE"]

@@ -52,6 +52,12 @@ SCRIPT = {
             "when": {"user": "busy"},
             "steps": [{"cases": [{"times": 1, "error": {"status": 529}}, {"say": [{"text": "now"}]}]}],
         },
+        {
+            "when": {"user": "huge"},
+            "steps": [{"say": [{"text": "many"}, LS], "usage": {"input_tokens": 990_000, "output_tokens": 9}}],
+        },
+        {"when": {"user": "Respond with TEXT ONLY"}, "steps": [{"say": [{"text": "<summary>Sum of it</summary>"}]}]},
+        {"when": {"user": "being continued"}, "steps": [{"say": [{"text": "went on"}]}]},
         {"when": {"user": "forbidden"}, "steps": [{"error": {"status": 401}}]},
         {
             "when": {"user": "cut off"},
@@ -383,6 +389,28 @@ async def test_a_budget_holds_back_the_next_question(model: ScriptedModel) -> No
     await log.add(Event(event_id="more", config_changed=ConfigChanged(config=more)))
     await run(model, log, ports(Newest(), hands))
     assert (ends(log), len(hands.executions)) == (["DONE"], 2)
+
+
+async def test_a_summary_of_claude_codes_is_in_the_log_and_stands_for_what_was_said(model: ScriptedModel) -> None:
+    """When its window is full it makes one: the log has it beside all else, and each later process begins from it."""
+    log = session("huge")
+    await run(model, log)
+    (made,) = log.only("context_compacted")
+    assert log.kinds().index("context_compacted") > log.kinds().index("tool_finished")
+    assert (made.from_position, made.to_position, made.policy) == (
+        1,
+        log.kinds().index("context_compacted") + 1,
+        "compaction",
+    )
+    assert made.usage.input_tokens >= 990_000 and made.cost_micros > 0
+    (block,) = json.loads(made.content_json)
+    assert "Sum of it" in block["text"] and tempfile.gettempdir() not in block["text"]
+    assert (ends(log), len(log.only("model_replied"))) == (["DONE"], 2)
+    await log.add(message("and now?", "m2"))
+    await run(model, log)
+    told = conversations(model)[-1]
+    assert [role for role, _ in told] == ["user", "assistant", "user"]
+    assert told[0][1] == [block["text"]] and told[1:] == [("assistant", ["went on"]), ("user", ["and now?"])]
 
 
 async def test_a_session_moves_between_types_at_a_turns_border(model: ScriptedModel) -> None:

@@ -176,7 +176,7 @@ def test_a_tools_name_may_be_as_long_as_the_api_takes() -> None:
 async def test_the_model_is_told_what_a_door_refused() -> None:
     """The vault proxy says it while the call runs: the request behind the call holds it, behind the result."""
     log = MemoryLog()
-    refused = DoorRefused(door="egress", target="evil.example:443", reason="EGRESS_DENIED", message="pypi.org only")
+    refused = DoorRefused(door="egress", target="evil.example:443", reason="EGRESS_DENIED", message="only packages.example")
 
     async def work(tool: str, input: str) -> None:
         await log.add(Event(event_id="door-1", door_refused=refused))
@@ -185,4 +185,4 @@ async def test_the_model_is_told_what_a_door_refused() -> None:
     await run(log, ports(model, MemoryHands(work)))
     result, told = model.requests[-1]["messages"][-1]["content"]
     assert result["type"] == "tool_result"
-    assert "- egress: evil.example:443: pypi.org only (EGRESS_DENIED)" in told["text"]
+    assert "- egress: evil.example:443: only packages.example (EGRESS_DENIED)" in told["text"]

@@ -18,6 +18,7 @@ from services.sandbox.backends import Backends
 from services.sandbox.doorman import Doorman
 from services.sandbox.environments import Environments
 from services.sandbox.hand import HandSettings, Limits, Network, Recipe
+from services.sandbox.owners_core import Goal
 from services.sandbox.passes import Passes
 from services.sandbox.pool import Pools
 from services.sandbox.runner.doors import MAX_VISITS
@@ -30,6 +31,7 @@ from services.sandbox.vault_proxy import VaultProxyClient
 from tests.support.doors import FakeVaultProxy, answering, fake_vault_proxy, git_door
 from tests.support.git import GitServer, Upstream, git
 from tests.support.mesh_server import Served
+from tests.support.owners import MemoryLogs, owners
 
 GRANT = "grant-of-the-session"
 NETWORK = Network(("example.test", "*.example.org:8443"), allow_package_managers=True)
@@ -77,12 +79,9 @@ class World:
             Git(),
             SeedSettings(parse_sources(f"127.0.0.1:{self.git.port}"), fresh_seconds=0.0),
         )
+        self.doorman = Doorman(environments, vault, self.passes)
         self.sandboxes = Sandboxes(
-            self.hands,
-            environments,
-            self.pools,
-            planting=Planting(self.seeds),
-            doorman=Doorman(environments, vault, self.passes),
+            self.hands, environments, self.pools, planting=Planting(self.seeds), doorman=self.doorman
         )
 
     async def close(self) -> None:
@@ -370,3 +369,21 @@ async def test_no_other_user_of_the_machine_uses_the_git_door(world: World) -> N
 
     async with gate() as address:
         assert (await asked(address, 65534), await asked(address, 0)) == ("000", "200")
+
+
+async def test_the_doors_of_a_hand_that_changed_its_owner_speak_for_the_new_one(world: World) -> None:
+    """Variables of the old session are gone, connections go out with the new session's grant, and with no other."""
+    seen: list[bytes] = []
+    world.fake.doors[pb.DOOR_KIND_EGRESS] = answering("hello", seen)
+    world.fake.placeholders = {"KEY": "of-one"}
+    world.note()
+    sandbox_id = await world.provision("open")
+    assert await world.bash(sandbox_id, f"echo $KEY; {GET}") == "of-one\nhello"
+    world.fake.placeholders = {"KEY": "of-two"}
+    world.fake.grants = {"grant-two": ()}  # the old session's is void
+    two = mint("sess")
+    await owners(world.hands, MemoryLogs(), world.doorman).transfer(sandbox_id, Goal(two, "box"), 1, 0.0)
+    assert await world.bash(sandbox_id, "echo ${KEY:-none}") == "none"
+    world.passes.note(two, 1, "grant-two")
+    assert await world.bash(sandbox_id, f"echo $KEY; {GET}") == "of-two\nhello"
+    assert (len(seen), len(world.fake.prepared)) == (2, 2)

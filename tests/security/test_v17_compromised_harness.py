@@ -45,6 +45,7 @@ NOT_THERE = {"MEMORY_NOT_FOUND", "SESSION_NOT_FOUND", "SANDBOX_GONE"}  # what is
 
 # What is no session's, or may be looked at by whoever may take any session up.
 LOOKS = {"GetSession", "GetEvents", "WatchEvents", "ListBlobs", "DownloadBlob", "ClaimWork", "ReleaseWork", "OfferWork"}
+LOOKS |= {"ListServedTypes"}
 LOOKS |= {"ListExecutions", "ListFiles", "ReadFile", "ListSandboxes", "ListEnvironments"}
 # What needs no grant: the session service checks the epoch of what is shown, and nothing is shown of what is uploaded
 # until an event names it.
@@ -108,6 +109,8 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
         "Release": lambda: sandbox_pb2.ReleaseRequest(**at),
         "PutResources": lambda: sandbox_pb2.PutResourcesRequest(**at, **epoch),
         "Checkpoint": lambda: sandbox_pb2.CheckpointRequest(**at, **epoch),
+        "Transfer": lambda: sandbox_pb2.TransferRequest(to_session_id=foreign.session_id, to_hand="x", **at, **epoch),
+        "ShareHand": lambda: sandbox_pb2.ShareHandRequest(hand="x", **log, **at, **epoch),
         "vault_proxy.ListTools": vault_proxy_pb2.ListToolsRequest,
         "vault_proxy.Execute": lambda: vault_proxy_pb2.ExecuteRequest(name="shop__who_am_i", input="{}"),
         "vault_proxy.WatchExecution": lambda: vault_proxy_pb2.WatchExecutionRequest(execution_id=foreign.execution_id),
@@ -117,7 +120,7 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
     }
 
 
-LATER = {"sandbox.WatchExecution", "sandbox.ListTools", "Transfer"}  # looks, and what is not built yet
+LATER = {"sandbox.WatchExecution", "sandbox.ListTools"}  # looks
 
 
 def methods() -> list[tuple[str, str, Any]]:
@@ -244,6 +247,29 @@ async def test_its_own_grant_opens_the_memory_that_its_session_has(ground: Groun
                 ("DeleteMemory", memory_pb2.DeleteMemoryRequest(**path)),
             ):
                 told[f"{verb} {name}"] = await call(channel, by_name[verb], request, grant)
+    mounted: dict[str, str] = {}
+    async with ground.as_service("harness", "sandbox") as channel:
+        for number, (store, name) in enumerate(zip(stores, ("mine", "read", "none"), strict=True)):
+            for reads in (True, False):
+                mount = sandbox_pb2.MemoryMount(memory_store_id=store, read_only=reads)
+                request = sandbox_pb2.ProvisionRequest(
+                    request_id=f"{own.id}/side/{number * 2 + reads + 1}",
+                    session_id=own.id,
+                    hand="side",
+                    epoch=(await own.get()).epoch,
+                    resources=[sandbox_pb2.Resource(mount_path="/workspace/m", memory=mount)],
+                )
+                mounted[f"{name} {'read' if reads else 'written'}"] = await call(
+                    channel, by_name["Provision"], request, grant
+                )
+    assert mounted == {
+        "mine read": "ok",
+        "mine written": "ok",
+        "read read": "ok",
+        "read written": "MEMORY_READ_ONLY",
+        "none read": "MEMORY_NOT_FOUND",
+        "none written": "MEMORY_NOT_FOUND",
+    }
     looks, writes = ("ReadMemory", "ListMemories", "ListMemoryVersions"), ("WriteMemory", "DeleteMemory")
     assert told == {
         **{f"{verb} mine": "ok" for verb in (*looks, *writes)},

@@ -17,7 +17,7 @@ from services.kit.errors import ServiceError
 from services.kit.grants import GRANT_KEY
 from services.session.families import NEVER_MADE, PARENT_OVER
 from services.session.index import key_of
-from tests.session.running import Run, Service, message, note, refusal, replied, turn_ended
+from tests.session.running import Run, Service, finished, message, note, refusal, replied, turn_ended
 
 LIMITS = ChildLimits(max_depth=2, max_children=3, budgets=Budgets(max_turns=5))
 PARENT = SessionConfig(no_hands=True, child_limits=LIMITS)
@@ -165,6 +165,18 @@ async def test_budgets_are_what_the_parent_has_left(service: Service) -> None:
     assert (await mine.refused("c3")).metadata == {"limit": "max_tokens"}
 
 
+async def test_tool_calls_count_once(service: Service) -> None:
+    """Those that were sent to a hand or a client are used, however far they have come since."""
+    config = SessionConfig(no_hands=True, child_limits=LIMITS, budgets=Budgets(max_tool_calls=5))
+    mine = await parent(service, config, message(event_id="m"))
+    await service.emit(mine.id, replied("t1", "t2", "t3", read=2), mine.epoch)
+    await service.emit(mine.id, ev.Event(tool_started=ev.ToolStarted(tool_use_id="t1")), mine.epoch)
+    await service.emit(mine.id, finished("t1"), mine.epoch)
+    asked = ev.CustomToolRequested(tool_use_id="t2", input_json="{}")
+    await service.emit(mine.id, ev.Event(custom_tool_requested=asked), mine.epoch)
+    assert (await session(service, await mine.start())).config.budgets.max_tool_calls == 3
+
+
 async def test_a_child_has_no_more_than_its_parent(service: Service) -> None:
     """One field refused on the wire (the rules themselves: test_children_rules)."""
     mine = await parent(service)
@@ -283,6 +295,7 @@ async def test_a_fork_has_nobody_s_children(service: Service) -> None:
     fork = await take_up(service, forked)
     for call in (send(fork, child), fork.call("EndSession", pb.EndSessionRequest(session_id=child))):
         assert (await refusal(call)).reason == "SESSION_NOT_FOUND"
+    assert (await service.parts.writer.current(forked)).children == {}
     await service.client.EndSession(pb.EndSessionRequest(session_id=forked))
     assert await service.status(child) == "RUNNING"
     loose = (await service.client.ForkSession(pb.ForkSessionRequest(session_id=child))).session
@@ -352,6 +365,21 @@ async def test_a_child_that_broke_off_is_gone_on_with(service: Service, monkeypa
     [(_, child)] = await mine.told()
     assert await mine.start("c1") == child
     assert await mine.told() == [("child_started", child)]
+
+
+async def test_a_parent_that_ends_while_a_child_is_made(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent's log has the child and then its own end, and the child's log begins last: it ends at once."""
+    mine, sessions = await parent(service), service.parts.sessions
+    begin = sessions.begin
+
+    async def late(session_id: str, draft: Any) -> Any:
+        await sessions.end(mine.id, "", None)
+        return await begin(session_id, draft)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sessions, "begin", late)
+        child = await mine.start("c1", message())
+    assert await service.status(child) == "ENDED"
 
 
 async def test_a_child_that_nobody_goes_on_with_is_cleared(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

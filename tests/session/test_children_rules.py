@@ -163,7 +163,9 @@ LIMITS = st.builds(
     max_model_calls_per_turn=st.integers(0, 5),
     max_wall_time=st.builds(Duration, seconds=st.integers(0, 5)),
 )
-USED = st.builds(Used, max_turns=st.integers(0, 5), max_tokens=st.integers(0, 5), max_cost_micros=st.integers(0, 5))
+USED = st.builds(
+    Used, **dict.fromkeys(("max_turns", "max_tokens", "max_cost_micros", "max_tool_calls"), st.integers(0, 5))
+)
 FIELDS = [field.name for field in Budgets.DESCRIPTOR.fields]
 
 

@@ -1542,6 +1542,7 @@ class CheckGrantResponse(message.Message):
     CACHE_TIME_FIELD_NUMBER: builtins.int
     VAULT_JWT_FIELD_NUMBER: builtins.int
     TOOLS_OFFERED_FIELD_NUMBER: builtins.int
+    MEMORY_STORES_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session that it is for."""
     tenant: builtins.str
@@ -1576,6 +1577,12 @@ class CheckGrantResponse(message.Message):
     def tools_offered(self) -> event_pb2.ToolsOffered:
         """The event at `offered_position`, if it is a `ToolsOffered`."""
 
+    @builtins.property
+    def memory_stores(self) -> containers.RepeatedCompositeFieldContainer[config_pb2.MemoryAccess]:
+        """The memory stores that the session may reach, its hands' mounts among them.
+        Without names.
+        """
+
     def __init__(
         self,
         *,
@@ -1589,10 +1596,11 @@ class CheckGrantResponse(message.Message):
         cache_time: duration_pb2.Duration | None = ...,
         vault_jwt: builtins.str = ...,
         tools_offered: event_pb2.ToolsOffered | None = ...,
+        memory_stores: abc.Iterable[config_pb2.MemoryAccess] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "expire_time", b"expire_time", "tools_offered", b"tools_offered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "epoch", b"epoch", "expire_time", b"expire_time", "git_rules", b"git_rules", "mcp_servers", b"mcp_servers", "session_id", b"session_id", "tenant", b"tenant", "tools_offered", b"tools_offered", "vault_ids", b"vault_ids", "vault_jwt", b"vault_jwt"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cache_time", b"cache_time", "epoch", b"epoch", "expire_time", b"expire_time", "git_rules", b"git_rules", "mcp_servers", b"mcp_servers", "memory_stores", b"memory_stores", "session_id", b"session_id", "tenant", b"tenant", "tools_offered", b"tools_offered", "vault_ids", b"vault_ids", "vault_jwt", b"vault_jwt"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -65,7 +65,6 @@ def environment(home: Path, key: str, base_url: str | None, max_output_tokens: i
         "ENABLE_MCP_LARGE_OUTPUT_FILES": "0",
         "MCP_TOOL_TIMEOUT": "2000000000",  # milliseconds: how long a call takes is the session's to say
         "CLAUDE_CODE_MCP_AUTO_BACKGROUND_MS": "0",
-        "DISABLE_AUTO_COMPACT": "1",  # it would shorten what the log has whole, unseen by the log
     }
     if base_url:
         told["ANTHROPIC_BASE_URL"] = base_url

@@ -3,7 +3,7 @@
 It is made anew from the log each time that Claude Code starts, so the log is all there is: no transcript is kept. A
 reply goes back as the model gave it, behind all that it had read. Between two replies stand the results of the first
 one's calls, then what doors of the session's hands have refused, then what was said, each in order. A turn that the
-model refused to answer is left out as a whole.
+model refused to answer is left out as a whole, and a summary stands for what it is of.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from services.harness import images
 from services.harness.blocks import REFERENCE, Block, text_block
-from services.harness.core import CallFinished, DoorRefused, Message, Replied, Said, ToolResult
+from services.harness.core import CallFinished, Compacted, DoorRefused, Message, Replied, Said, ToolResult
 from services.harness.turn.state import State
 
 Blobs = Mapping[str, Sequence[Block]]
@@ -41,13 +41,19 @@ class Told:
 
 
 def said(state: State) -> list[Said]:
-    """Lists what was said, in the order of cause: a reply stands behind what it had read."""
+    """Lists what was said, in the order of cause: a reply stands behind what it had read.
+
+    A summary comes first, and what it stands for is left out.
+    """
+    start = (state.compacted.end, 0) if state.compacted else (0, 0)
     facts: list[Said] = []
     link = state.conversation
     while link is not None:
-        facts.append(link.fact)
+        if not isinstance(link.fact, Compacted) and _cause(link.fact) >= start:
+            facts.append(link.fact)
         link = link.before
-    return sorted(facts, key=_cause)
+    summary: list[Said] = [state.compacted] if state.compacted else []
+    return summary + sorted(facts, key=_cause)
 
 
 def _cause(fact: Said) -> tuple[int, int]:
@@ -88,7 +94,7 @@ class _Telling:
 
     def take(self, fact: Said) -> None:
         match fact:
-            case Message(content=content):
+            case Message(content=content) | Compacted(content=content):
                 self._texts += _fit(content, self._blobs, self._renditions) or [text_block("(empty message)")]
             case CallFinished(id=id, result=result):
                 self._results[id] = result

@@ -1,4 +1,4 @@
-"""What it means that Claude Code has no answer. Pure."""
+"""What it means that Claude Code has no answer, or a summary instead of one. Pure."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ def ended() -> ModelFailure:
 def broken() -> ModelFailure:
     """Says that an answer is not whole."""
     return ModelFailure("MODEL_STREAM_BROKEN", "the model's answer broke off", retryable=True)
+
+
+class Summarised(Exception):
+    """Claude Code has put a summary in the place of all that it was told, of which it had counted so many tokens."""
+
+    def __init__(self, summary: str, tokens: int) -> None:
+        super().__init__("Claude Code has made a summary")
+        self.summary = summary
+        self.tokens = tokens

@@ -7,14 +7,16 @@ another one is started from the log. So the log is the only thing that a session
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from handmesh.session.v1.event_pb2 import TokenUsage
 from services.harness.adapters import codec
 from services.harness.answer import Show
-from services.harness.blocks import Block
+from services.harness.blocks import Block, text_block
 from services.harness.core import ToolSpec
 from services.harness.journal import Journal
 from services.harness.loops.claude_code import command
@@ -26,7 +28,7 @@ from services.harness.loops.claude_code.conversation import (
     result_blocks,
     said,
 )
-from services.harness.loops.claude_code.failures import ended
+from services.harness.loops.claude_code.failures import Summarised, ended
 from services.harness.loops.claude_code.home import Home
 from services.harness.loops.claude_code.slots import Slots
 from services.harness.loops.claude_code.transcript import beginning
@@ -77,6 +79,7 @@ class ClaudeCode:
     ) -> None:
         self._place = place
         self._journal = journal
+        self._ports = ports
         self._state = state
         self._mesh = MeshCalls(ports.mesh)
         self._replies = Replies(journal, ports, state, TRAITS)
@@ -106,9 +109,25 @@ class ClaudeCode:
             await self.rest()
             await self._replies.missed(failure, state, failure.retryable)
             return
+        except Summarised as made:
+            await self.rest()
+            await self._summarised(made, state, model)
+            return
         if not _waits(answer, {spec.name for spec in _tools(state, self._mesh)}):
             await self.rest()
         await self._replies.say(answer, state.head)
+
+    async def _summarised(self, made: Summarised, state: State, model: str) -> None:
+        """Says what Claude Code has put in the place of all that was said, if nothing else was said meanwhile.
+
+        What that answer of the model's has cost Claude Code does not say: its input is what was summarised.
+        """
+        await self._journal.owned()
+        content = json.dumps([text_block(made.summary)], ensure_ascii=False)
+        answer = Answer(content, "end_turn", TokenUsage(input_tokens=made.tokens), "", model)
+        cost = self._ports.prices.cost_micros(model, codec.usage_of(answer.usage))
+        epoch, head = self._journal.epoch, state.head
+        await self._journal.propose(codec.compacted(epoch, head, head + 1, content, "compaction", answer, "", cost))
 
     async def rest(self) -> None:
         """Ends the process, if there is one."""
@@ -188,9 +207,15 @@ class _Process:
         self._running.give(results)
 
     async def answer(self, show: Show) -> Answer:
-        """Waits for its next answer. Raises ModelFailure."""
+        """Waits for its next answer. Raises ModelFailure and Summarised."""
         assert self._running is not None
-        answer = await self._running.answer(show)
+        assert self._home is not None
+        try:
+            answer = await self._running.answer(show)
+        except Summarised as made:
+            ours = str(self._home.path)  # it refers to its transcript there, which nobody can read
+            told = [line for line in made.summary.splitlines() if ours not in line]
+            raise Summarised("\n".join(told), made.tokens) from None
         self._calls = frozenset(call.id for call in codec.calls_of(answer.content, answer.stop_reason))
         self._place.slots.waits(self)
         return answer

@@ -13,7 +13,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import mcp_types as types
-from claude_agent_sdk import ClaudeAgentOptions, ClaudeSDKClient, ResultMessage, StreamEvent
+from claude_agent_sdk import (
+    ClaudeAgentOptions,
+    ClaudeSDKClient,
+    ResultMessage,
+    StreamEvent,
+    SystemMessage,
+    TextBlock,
+    UserMessage,
+)
 from mcp.server.lowlevel import Server
 
 from handmesh.session.v1.event_pb2 import TokenUsage
@@ -21,7 +29,7 @@ from services.harness.answer import Answering, Malformed, Show
 from services.harness.blocks import Block
 from services.harness.core import ToolSpec
 from services.harness.loops.claude_code.command import SERVER
-from services.harness.loops.claude_code.failures import broken, ended, failure_of
+from services.harness.loops.claude_code.failures import Summarised, broken, ended, failure_of
 from services.harness.loops.claude_code.process import Process
 from services.harness.ports import Answer, ModelFailure
 from services.kit import failpoints
@@ -45,6 +53,7 @@ class Running:
         self._results: dict[str, asyncio.Future[types.CallToolResult]] = {}
         self._said: asyncio.Queue[Any] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
+        self._counted: int | None = None  # tokens of what a summary stands for, between that word and the summary
         server = Server(SERVER, on_list_tools=self._list, on_call_tool=self._call)
         options = ClaudeAgentOptions(
             mcp_servers={SERVER: {"type": "sdk", "name": SERVER, "instance": server}},
@@ -69,7 +78,7 @@ class Running:
             self._result(id).set_result(types.CallToolResult(content=_contents(blocks), is_error=is_error))
 
     async def answer(self, show: Show) -> Answer:
-        """Waits for the next answer and shows it (see `Model.ask`). Raises ModelFailure."""
+        """Waits for the next answer and shows it (see `Model.ask`). Raises ModelFailure and Summarised."""
         answering: Answering | None = None
         while True:
             event = await self._next()
@@ -106,7 +115,7 @@ class Running:
         await self._process.close()
 
     async def _next(self) -> dict[str, Any]:
-        """Returns the next event of the API's stream. Raises ModelFailure when no answer comes."""
+        """Returns the next event of the API's stream. Raises ModelFailure when no answer comes, and Summarised."""
         while True:
             try:
                 async with asyncio.timeout(SILENCE_SECONDS):
@@ -119,6 +128,11 @@ class Running:
                     return event
                 case ResultMessage():
                     raise failure_of(message.api_error_status, message.terminal_reason, message.result)
+                case SystemMessage(subtype="compact_boundary", data=data):
+                    self._counted = int((data.get("compact_metadata") or {}).get("pre_tokens") or 0)
+                case UserMessage(content=content) if self._counted is not None:
+                    self.kill()  # before it asks the next question: another process does, from the log
+                    raise Summarised(_text(content), self._counted)
                 case None:
                     raise ended()
 
@@ -154,6 +168,13 @@ async def _messages(prompt: Sequence[Block]) -> AsyncIterator[dict[str, Any]]:
     yield {"type": "user", "message": {"role": "user", "content": list(prompt)}, "parent_tool_use_id": None}
 
 
+def _text(content: Any) -> str:
+    """Returns the text of a user's message."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content if isinstance(block, TextBlock))
+
+
 def _whole(answering: Answering) -> Answer:
     return Answer(
         answering.content(),
@@ -163,4 +184,5 @@ def _whole(answering: Answering) -> Answer:
         answering.model,
         answering.stop_sequence,
         answering.stop_details,
+        answering.edits,
     )

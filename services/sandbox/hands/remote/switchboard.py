@@ -10,7 +10,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Mapping, Sequence
 
-from services.kit import failpoints
 from services.kit.errors import Conflict, Exists, Full, Gone, Invalid, Unauthenticated, Unavailable
 from services.kit.logs import Log
 from services.sandbox.dialled import (
@@ -255,7 +254,6 @@ class Switchboard:
         assert job.order is not None and worker.link is not None
         job.book.assign(job.execution, worker.id)
         worker.jobs[job.id] = job
-        failpoints.hit("sandbox.execution_assigned")
         worker.link.send(Assigned(job.execution.sandbox_id, job.order))
         self._watch_end(job)
 
