@@ -109,7 +109,7 @@ def context_of(value: str) -> str:
 
 
 def _hand_of(value: str) -> tuple[str, config_pb2.HandSpec]:
-    """Takes `NAME=ENVIRONMENT`, `NAME` for the environment of that name, and `NAME=@HAND` for one that stands outside."""
+    """Takes `NAME=ENVIRONMENT`, `NAME` for the environment of that name, `NAME=@HAND` for one that stands outside."""
     name, rest = named("--hand", "NAME, NAME=ENVIRONMENT or NAME=@HAND", value if "=" in value else f"{value}={value}")
     if rest.startswith("@"):
         return name, config_pb2.HandSpec(standing_hand=rest[1:])
