@@ -6,17 +6,13 @@ directory is where they begin, not where they end. `read`, `write`, `edit` and `
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import signal
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from handmesh.hand.answers import Image, Result, ToolError
 from handmesh.hand.call import Call
+from handmesh.hand.shells import Shells
 from handmesh.hand.tools import Hand, tool
 
 READ_BYTES = 256 << 10
@@ -61,7 +57,7 @@ class Directory(Hand):
     def __init__(self, root: Path, environment: Mapping[str, str]) -> None:
         """Takes where commands begin, and the variables that they see."""
         self._root = root.resolve()
-        self._environment = environment
+        self._shells = Shells(self._root, environment)
 
     @tool
     async def bash(self, command: Annotated[str, "The command."], call: Call) -> Result:
@@ -70,11 +66,12 @@ class Directory(Hand):
         Each command has a fresh shell in the hand's directory. Nothing isolates it from the machine.
         """
         printed = Printed()
-        async with _running(command, self._root, self._environment) as (ended, stream):
-            while data := await _read(stream, ended):
-                call.write(data)
-                printed.add(data)
-            code = await ended
+
+        def write(data: bytes) -> None:
+            call.write(data)
+            printed.add(data)
+
+        code = await self._shells.run(command, write)
         if not code:
             return Result(printed.text(), exit_code=0)
         return Result(f"{printed.text() or '(no output)'}\n[exit code: {code}]", "TOOL_ERROR", exit_code=code)
@@ -136,6 +133,10 @@ class Directory(Hand):
         more = [f"[{len(found) - MOST_LISTED} more]"] if len(found) > MOST_LISTED else []
         return "\n".join(found[:MOST_LISTED] + more) or "(empty)"
 
+    async def stopped(self) -> None:
+        """Ends the shell that waits for a command."""
+        self._shells.close()
+
     def _path(self, text: str) -> Path:
         try:
             path = (self._root / text).resolve()
@@ -144,50 +145,3 @@ class Directory(Hand):
         if not path.is_relative_to(self._root):
             raise ToolError(f"{text} is outside of the hand's directory")
         return path
-
-
-@asynccontextmanager
-async def _running(
-    command: str, folder: Path, environment: Mapping[str, str]
-) -> AsyncIterator[tuple[asyncio.Task[int], asyncio.StreamReader]]:
-    """Runs a command, whose end and output it yields; ends all that the command has left behind."""
-    stream = asyncio.StreamReader()
-    ours, theirs = os.pipe()  # of its own: asyncio's would hold the end back until all who have it are gone
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *("bash", "-c", command),
-            cwd=folder,
-            env=environment,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-        )
-    except BaseException:
-        os.close(ours)
-        raise
-    finally:
-        os.close(theirs)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(ours, "rb")
-    )
-    ended = asyncio.create_task(process.wait())
-    try:
-        yield ended, stream
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await asyncio.wait((ended,))
-        transport.close()
-
-
-async def _read(stream: asyncio.StreamReader, ended: asyncio.Task[int]) -> bytes:
-    """Returns what comes next; nothing at the end, also when something that was left behind holds the pipe open."""
-    reading = asyncio.create_task(stream.read(32 << 10))
-    await asyncio.wait((reading, ended), return_when=asyncio.FIRST_COMPLETED)
-    if not reading.done():
-        await asyncio.wait((reading,), timeout=0.05)  # what is in the pipe still
-    if reading.done():
-        return reading.result()
-    reading.cancel()
-    return b""

@@ -94,6 +94,9 @@ class Hand:
     async def released(self, sandbox_id: str) -> None:
         """Is told that a session is done with this hand: what was kept for its `sandbox_id` may go. May be missed."""
 
+    async def stopped(self) -> None:
+        """Is told that a worker does not serve this hand any more: what is kept ready for calls may go."""
+
     def run(self, arguments: Sequence[str] | None = None) -> None:
         """Serves the hand until SIGTERM or Ctrl-C, as the command line says: --connect, --name, --token, ..."""
         from handmesh.hand.command import run

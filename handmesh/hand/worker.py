@@ -288,6 +288,10 @@ class Worker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._hand.stopped()
+        except Exception:  # the hand's own mistake
+            _log.exception("the hand was not stopped")
         await self._link.close()
 
 
