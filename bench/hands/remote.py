@@ -30,9 +30,10 @@ from services.kit.channels import connect
 
 CALLS = 30  # of a block
 WORKERS = 200
+BESIDE = "Execute p50 of bash on a remote hand : bash on a local one + echo"
 NAP_SECONDS = 1.0
 LATE_SECONDS = 1.0  # two hundred calls of a second at once may take so much longer
-ECHOES = 6.0  # that a call on a remote hand may take: one for each way that it goes, and its reports
+ECHOES_MORE = 1.0  # that a call may take because others are connected, who have nothing to do
 START_SECONDS = 60.0
 
 
@@ -77,33 +78,61 @@ class Mesh:
             process.kill()
             await process.communicate()
 
+    @asynccontextmanager
+    async def served(self, name: str) -> AsyncIterator[None]:
+        """Runs `handmesh hand serve`, until it is connected and used."""
+        token = (await self.client.hand_tokens.create(name)).token
+        root = self.directory / name
+        root.mkdir()
+        arguments = ["hand", "serve", "--name", name, "--connect", self.client.addresses.sandbox, "--root", str(root)]
+        own = dict(os.environ) | {"PYTHONPATH": str(ROOT), "HANDMESH_HAND_TOKEN": token}
+        command = Command(name, [sys.executable, "-m", "handmesh.cli", *arguments], own, self.directory / f"{name}.log", ROOT)
+        process = Process.start(command)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while not await self._available(name):
+                    if process.exit_code is not None:
+                        raise process.failure("does not serve")
+                    await asyncio.sleep(0.1)
+            yield
+        finally:
+            await process.stop(grace=30)
+
+    async def _available(self, name: str) -> bool:
+        link = self.client.sandbox_link
+        rows = await link.call(self.client.sandbox_stub.ListEnvironments, pb.ListEnvironmentsRequest())
+        return any(row.name == name and row.available for row in rows.environments)
+
 
 async def measure(size: str) -> AsyncIterator[Figure | Unmeasured]:
     """Yields the figures of hands that dial out."""
+    blocks = 8 if size == "ci" else 30
     async with start() as mesh:
         rows = (await mesh.world.stub.ListEnvironments(pb.ListEnvironmentsRequest())).environments
         problem = next(row.problem for row in rows if row.name == "default")
-        if problem:
-            yield Unmeasured("Execute p50 on a remote hand : local + echo", problem)
-        else:
-            async with mesh.workers(["box", "hi"]):
-                yield await _beside(mesh, 8 if size == "ci" else 30)
+        async with mesh.workers(["hi"]):
+            if problem:
+                yield Unmeasured(BESIDE, problem)
+            else:
+                async with mesh.served("box"):
+                    yield await _beside(mesh, blocks)
+            alone = await _echoes(mesh, "hi", blocks)
         async with mesh.workers([f"many-{number}" for number in range(WORKERS)]):
             yield await _many(mesh, 2 if size == "ci" else 5)
-            yield await _one_of_many(mesh, 8 if size == "ci" else 30)
+            yield _one_of_many(alone, await _echoes(mesh, "many-0", blocks))
 
 
 async def _beside(mesh: Mesh, blocks: int) -> Figure:
-    """Compares what a remote hand adds with a local one's whole call: the tool itself does next to nothing in both.
+    """Compares `echo hi` in bash on a hand of `handmesh hand serve` with the same in a bubblewrap sandbox here.
 
-    What `handmesh hand serve` takes for the same command is shown beside it: it starts a bash for each.
+    What a remote tool takes that answers at once, without a process, is shown beside it.
     """
     local, box, hi = [await mesh.sandbox(name) for name in ("default", "box", "hi")]
     calls = {
         "echo": mesh.world.echoed,
         "local": lambda: mesh.execute(local, "bash", command="echo hi"),
-        "remote": lambda: mesh.execute(hi, "hi"),
-        "remote_bash": lambda: mesh.execute(box, "bash", command="echo hi"),
+        "remote": lambda: mesh.execute(box, "bash", command="echo hi"),
+        "remote_instant": lambda: mesh.execute(hi, "hi"),
     }
     rows: dict[str, list[float]] = {name: [] for name in calls}
     for block in range(blocks + 1):
@@ -114,7 +143,7 @@ async def _beside(mesh: Mesh, blocks: int) -> Figure:
     shown = {f"{name}_p50_ms": round(statistics.median(values), 3) for name, values in rows.items()}
     allowed = [one + echo for one, echo in zip(rows["local"], rows["echo"], strict=True)]
     ratios = tuple(took / most for took, most in zip(rows["remote"], allowed, strict=True))
-    return Figure("Execute p50 on a remote hand : local + echo", "ratio", ratios, 1.0, more=shown)
+    return Figure(BESIDE, "ratio", ratios, 1.0, more=shown)
 
 
 async def _many(mesh: Mesh, times: int) -> Figure:
@@ -134,15 +163,23 @@ async def _many(mesh: Mesh, times: int) -> Figure:
     )
 
 
-async def _one_of_many(mesh: Mesh, blocks: int) -> Figure:
-    sandbox = await mesh.sandbox("many-0")
+async def _echoes(mesh: Mesh, name: str, blocks: int) -> list[float]:
+    """Returns what a call on a worker takes that answers at once: of each block the p50, in echoes of that block."""
+    sandbox = await mesh.sandbox(name)
     ratios = []
     for block in range(blocks + 1):
         echo = p50(await timed(mesh.world.echoed, CALLS))
         one = p50(await timed(lambda: mesh.execute(sandbox, "hi"), CALLS))
         if block:
             ratios.append(one / echo)
-    return Figure(f"Execute p50 on one of {WORKERS} connected workers : echo", "ratio", tuple(ratios), ECHOES)
+    return ratios
+
+
+def _one_of_many(alone: list[float], among: list[float]) -> Figure:
+    before = statistics.median(alone)
+    more = {"alone_echoes": round(before, 3), "among_echoes": round(statistics.median(among), 3)}
+    name = f"Execute p50 on one of {WORKERS} connected workers, past the same on the only one"
+    return Figure(name, "echoes", tuple(each - before for each in among), ECHOES_MORE, more=more)
 
 
 @asynccontextmanager

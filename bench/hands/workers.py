@@ -15,7 +15,6 @@ from pathlib import Path
 import uvloop
 
 from handmesh.hand import Place, Worker, hand_of, tool
-from handmesh.hand.local import Directory
 
 
 @tool
@@ -34,8 +33,7 @@ async def nap(seconds: float) -> str:
 async def serve(address: str, hands: list[tuple[str, str]]) -> None:
     """Serves until it is killed."""
     logging.disable()
-    box = Directory(Path.cwd(), {"PATH": "/usr/bin:/bin"})
-    workers = [Worker(box if name == "box" else hand_of(hi, nap), Place(address, name, token)) for name, token in hands]
+    workers = [Worker(hand_of(hi, nap), Place(address, name, token)) for name, token in hands]
     running = [asyncio.create_task(worker.run()) for worker in workers]
     for worker in workers:
         await worker.linked.wait()

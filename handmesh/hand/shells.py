@@ -18,6 +18,7 @@ from typing import IO
 
 READ_BYTES = 64 << 10
 LEFT_BYTES = 1 << 20  # most that is read of what lies in the pipe when a command has ended: a pipe holds no more
+TURNS = 8  # of the event loop, in which a result is sent
 
 # Waits for a byte, reads the command from a file (from a pipe bash would read it byte by byte), and runs it with
 # nothing left of how it came.
@@ -36,6 +37,7 @@ class Shells:
         self._folder = folder
         self._environment = environment
         self._spare: Shell | None = None
+        self._making: asyncio.Task[None] | None = None
 
     async def run(self, command: str, write: Callable[[bytes], None]) -> int:
         """Runs a command; says its output as it comes, and returns its exit code, which is negative for a signal.
@@ -46,13 +48,16 @@ class Shells:
         shell = self._take()
         try:
             shell.give(command)
-            self._make_spare()
             return await shell.ended(write)
         finally:
             shell.end()
+            if self._making is None or self._making.done():
+                self._making = asyncio.create_task(self._make_spare())
 
     def close(self) -> None:
         """Ends the one that waits."""
+        if self._making is not None:
+            self._making.cancel()
         spare, self._spare = self._spare, None
         if spare is not None:
             spare.end()
@@ -65,7 +70,10 @@ class Shells:
             spare.end()
         return Shell(self._folder, self._environment)
 
-    def _make_spare(self) -> None:
+    async def _make_spare(self) -> None:
+        """Makes one when what was run is on its way to who asked, whom it would keep waiting."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
         if self._spare is None:
             with contextlib.suppress(OSError):  # the next command says it, if it is so still
                 self._spare = Shell(self._folder, self._environment)

@@ -142,7 +142,7 @@ class Executions:
         again = execution.received - offset
         if again < 0:
             return True
-        kept = self.output(execution, offset, min(again, len(chunk)))
+        kept = self.output(execution, offset, min(again, len(chunk))) if again and chunk else b""
         if chunk[: len(kept)] != kept:
             return False
         fresh = chunk[again:]

@@ -48,12 +48,7 @@ class Folder:
         if self._journal_bytes > self._rewrite_bytes:
             self._rewrite(whole())
         data = json.dumps(line).encode() + b"\n"
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._path / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+        self._write(JOURNAL, data, os.O_APPEND)
         self._journal_bytes += len(data)
 
     def _rewrite(self, lines: Iterable[Line]) -> None:
@@ -66,8 +61,7 @@ class Folder:
 
     def write_result(self, number: int, data: bytes) -> None:
         """Keeps a result."""
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._path / f"{number}.result").write_bytes(data)
+        self._write(f"{number}.result", data, os.O_TRUNC)
 
     def result(self, number: int) -> bytes:
         """Reads a result."""
@@ -79,10 +73,23 @@ class Folder:
 
     def add_output(self, number: int, data: bytes) -> None:
         """Keeps more output."""
-        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with (self._path / f"{number}.output").open("ab") as file:
-            file.write(data)
+        self._write(f"{number}.output", data, os.O_APPEND)
         self.output_bytes += len(data)
+
+    def _write(self, name: str, data: bytes, how: int) -> None:
+        """Writes all of it. Files are not held open, there are too many; the folder is made when it is missed."""
+        path = self._path / name
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, flags, 0o600)
+        try:
+            while data:
+                data = data[os.write(descriptor, data) :]
+        finally:
+            os.close(descriptor)
 
     def output(self, number: int, offset: int, length: int) -> bytes:
         """Reads output; what is not kept is empty."""
