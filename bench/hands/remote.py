@@ -86,8 +86,8 @@ class Mesh:
         root.mkdir()
         arguments = ["hand", "serve", "--name", name, "--connect", self.client.addresses.sandbox, "--root", str(root)]
         own = dict(os.environ) | {"PYTHONPATH": str(ROOT), "HANDMESH_HAND_TOKEN": token}
-        command = Command(name, [sys.executable, "-m", "handmesh.cli", *arguments], own, self.directory / f"{name}.log", ROOT)
-        process = Process.start(command)
+        log = self.directory / f"{name}.log"
+        process = Process.start(Command(name, [sys.executable, "-m", "handmesh.cli", *arguments], own, log, ROOT))
         try:
             async with asyncio.timeout(START_SECONDS):
                 while not await self._available(name):

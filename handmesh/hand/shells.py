@@ -176,6 +176,10 @@ def _file() -> IO[bytes]:
     return tempfile.TemporaryFile()
 
 
-def _place(folder: Path) -> tuple[int, int]:
-    found = folder.stat()
+def _place(folder: Path) -> tuple[int, int] | None:
+    """Tells a directory from another one that takes its path; None when there is none."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
     return found.st_dev, found.st_ino
