@@ -176,7 +176,9 @@ def test_a_tools_name_may_be_as_long_as_the_api_takes() -> None:
 async def test_the_model_is_told_what_a_door_refused() -> None:
     """The vault proxy says it while the call runs: the request behind the call holds it, behind the result."""
     log = MemoryLog()
-    refused = DoorRefused(door="egress", target="evil.example:443", reason="EGRESS_DENIED", message="only packages.example")
+    refused = DoorRefused(
+        door="egress", target="evil.example:443", reason="EGRESS_DENIED", message="only packages.example"
+    )
 
     async def work(tool: str, input: str) -> None:
         await log.add(Event(event_id="door-1", door_refused=refused))

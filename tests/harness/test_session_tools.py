@@ -231,10 +231,19 @@ async def test_messages_say_who_wrote() -> None:
 
 
 async def test_children_are_listed_and_ended() -> None:
-    """Newest first as the log has them; one that was deleted is said to be."""
+    """Newest first as the log has them; one that was deleted is said to be, and nothing is said of another's.
+
+    A log that was imported names as children whatever its author likes.
+    """
     village = Village()
     village.add()
+    village.add("sess_" + "f" * 26, parent="sess_" + "p" * 26)
     told = json.loads((await use(village, "list_sessions")).output)["sessions"]
-    assert [(it["session"], it["status"]) for it in told] == [(CHILD, "idle"), ("sess_" + "g" * 26, "deleted")]
+    assert [(it["session"], it["status"]) for it in told] == [
+        (CHILD, "idle"),
+        ("sess_" + "f" * 26, "deleted"),
+        ("sess_" + "g" * 26, "deleted"),
+    ]
+    assert told[1].keys() == {"session", "status"}
     await use(village, "end_session", session=CHILD, reason="enough")
     assert village.sent == [("grant", CHILD, "end", "enough")]

@@ -22,11 +22,12 @@ from services.harness.core import (
     ToolResult,
     Transferred,
 )
-from services.harness.loops.messages import plain, refusals, trimming
+from services.harness.loops.messages import plain, trimming
 from services.harness.loops.messages.policy import Policy
 from services.harness.loops.messages.sendable import blank, sendable, whole
 from services.harness.loops.messages.told import Block, System, Told, read_by
 from services.harness.loops.messages.trimming import THINKING, Tally
+from services.harness.turn import refusals
 from services.harness.turn.state import State
 
 NO_BLOBS: Mapping[str, Sequence[Block]] = MappingProxyType({})
