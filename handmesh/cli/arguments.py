@@ -47,11 +47,11 @@ SESSION_TOOLS = ("start_session", "send_message", "wait_for_session", "end_sessi
 
 def config_of(options: RunOptions) -> config_pb2.SessionConfig:
     """Makes the configuration. What is not given is left to the mesh's defaults."""
-    hands = dict(named("--hand", "NAME=ENVIRONMENT", each) for each in options.hands)
+    hands = dict(_hand_of(each) for each in options.hands)
     if options.environment:
         if DEFAULT_HAND in hands:
             raise UsageError(f"--environment is the hand {DEFAULT_HAND!r}: give it, or --hand {DEFAULT_HAND}=..., once")
-        hands[DEFAULT_HAND] = options.environment
+        hands[DEFAULT_HAND] = config_pb2.HandSpec(environment=options.environment)
     if options.no_hands and hands:
         raise UsageError("--no-hands stands alone: leave out --hand and --environment")
     from handmesh.cli.spending import budgets_of  # which raises this module's error
@@ -62,7 +62,7 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         model=options.model,
         system=options.system,
         title=options.title,
-        hands={name: config_pb2.HandSpec(environment=environment) for name, environment in hands.items()},
+        hands=hands,
         no_hands=options.no_hands,
         mcp_servers=[config_pb2.McpServer(name=name, url=checked_url(url)) for name, url in servers],
         vault_ids=list(options.vaults),
@@ -106,6 +106,14 @@ def context_of(value: str) -> str:
     except (ValueError, RecursionError):
         pass  # said below, as for a list
     raise UsageError(f"--context {value[:200]!r}: expected a JSON object, or a file that holds one")
+
+
+def _hand_of(value: str) -> tuple[str, config_pb2.HandSpec]:
+    """Takes `NAME=ENVIRONMENT`, `NAME` for the environment of that name, `NAME=@HAND` for one that stands outside."""
+    name, rest = named("--hand", "NAME, NAME=ENVIRONMENT or NAME=@HAND", value if "=" in value else f"{value}={value}")
+    if rest.startswith("@"):
+        return name, config_pb2.HandSpec(standing_hand=rest[1:])
+    return name, config_pb2.HandSpec(environment=rest)
 
 
 def named(option: str, form: str, value: str) -> tuple[str, str]:

@@ -74,7 +74,7 @@ def serve(
     from handmesh.client.addresses import Addresses
     from handmesh.hand.command import serve as serve_hand
     from handmesh.hand.local import Directory
-    from handmesh.hand.worker import Place
+    from handmesh.hand.place import Place
 
     local = Addresses.local(resolved(data_directory)) if not connect else None
     secret = token or (token_file.read_text().strip() if token_file is not None else "")

@@ -50,7 +50,10 @@ def run(
     system: Annotated[str, typer.Option(metavar="TEXT", help="The system prompt.")] = "",
     title: Annotated[str, typer.Option(metavar="TEXT", help="A title, for `handmesh sessions`.")] = "",
     environment: Annotated[str, typer.Option(metavar="ENV", help="The environment of the hand `main`.")] = "",
-    hand: Annotated[list[str] | None, typer.Option(metavar="NAME=ENV", help="A hand; may be repeated.")] = None,
+    hand: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=ENV]", help="A hand; NAME=@HAND for one that stands outside; repeatable."),
+    ] = None,
     no_hands: Annotated[bool, typer.Option("--no-hands", help="A session without hands.")] = False,
     mcp: Annotated[list[str] | None, typer.Option(metavar="NAME=URL", help="An MCP server; may be repeated.")] = None,
     vault: Annotated[list[str] | None, typer.Option(metavar="ID", help="A vault with credentials; repeatable.")] = None,

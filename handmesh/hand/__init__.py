@@ -20,10 +20,11 @@
 
 from handmesh.hand.answers import Image, Result, ToolError
 from handmesh.hand.call import Call
+from handmesh.hand.place import Place
 from handmesh.hand.refusals import HandRefused
 from handmesh.hand.schemas import Tool
 from handmesh.hand.tools import Hand, hand_of, tool
-from handmesh.hand.worker import Place, Worker, serve
+from handmesh.hand.worker import Worker, serve
 
 __all__ = [
     "Call",

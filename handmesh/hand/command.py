@@ -11,9 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from handmesh.hand.place import Place
 from handmesh.hand.refusals import HandRefused
 from handmesh.hand.tools import Hand
-from handmesh.hand.worker import Place, Worker
+from handmesh.hand.worker import Worker
 
 TOKEN = "HANDMESH_HAND_TOKEN"
 

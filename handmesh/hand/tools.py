@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
@@ -61,25 +62,26 @@ class Hand:
         """What the hand is, for people and models."""
         return "" if type(self) is Hand else inspect.getdoc(type(self)) or ""
 
-    def _marked(self) -> dict[str, Callable[..., Any]]:
+    @functools.cached_property
+    def _marked(self) -> dict[str, tuple[Callable[..., Any], Signature]]:
+        """The functions of the tools, by name, each with its signature: to look them up takes longer than a call."""
         members = [getattr(self, name) for name in dir(type(self)) if hasattr(getattr(type(self), name, None), _MARK)]
         marked = [*members, *self._functions]
         marked.sort(key=lambda each: each.__code__.co_firstlineno)
-        return {getattr(each, _MARK).name: each for each in marked}
+        return {getattr(each, _MARK).name: (each, Signature.of(each)) for each in marked}
 
     def tools(self) -> Sequence[Tool]:
         """Lists the tools, in the order to offer them."""
-        return [getattr(each, _MARK) for each in self._marked().values()]
+        return [getattr(each, _MARK) for each, _ in self._marked.values()]
 
     async def execute(self, call: Call) -> Answer:
         """Runs a tool. What it raises is shown to the model as the tool's failure.
 
         A call that is interrupted, or takes too long, is cancelled.
         """
-        function = self._marked().get(call.name)
-        if function is None:
+        if call.name not in self._marked:
             raise ToolError(f"there is no tool {call.name}")
-        signature = Signature.of(function)
+        function, signature = self._marked[call.name]
         given = signature.checked(call.input)
         if signature.call is not None:
             given[signature.call] = call

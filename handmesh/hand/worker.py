@@ -12,9 +12,6 @@ import json
 import logging
 import random
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,6 +20,7 @@ from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError, raised
 from handmesh.hand.call import Call
 from handmesh.hand.execution import Execution, Key
+from handmesh.hand.place import Place
 from handmesh.hand.refusals import FINAL, HandRefused
 from handmesh.hand.tools import Hand
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
@@ -39,23 +37,6 @@ CHUNKS_SECONDS = 0.05  # output that comes faster than that is said together
 DRAIN_SECONDS = 0.2  # between two looks whether nothing is open any more
 _SERVICE = "handmesh.sandbox.v1.SandboxService"
 _log = logging.getLogger("handmesh.hand")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and as what a worker connects.
-
-    `address` is `host:port` of the sandbox service, or of a proxy in front of it; on loopback it is spoken to in plain
-    text, elsewhere by TLS, with the authority of `ca_file` (PEM) if it is not a public one. `seat` names one of several
-    workers of a hand: whoever takes it says that the one before is no more.
-    """
-
-    address: str
-    name: str
-    token: str = field(repr=False)
-    ca_file: Path | None = None
-    seat: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 async def serve(hand: Hand, place: Place) -> None:

@@ -1,4 +1,5 @@
-"""What every harness type must do, as numbered checks against `HarnessType`.
+"""What every harness type must do, as numbered checks against `HarnessType`. Longer than a module should be: it is one
+list.
 
 A check gets a `Stand` and knows nothing of the type. What a type has no use for is not asked of it: such a check raises
 `NotAsked`. A type of your own, from anywhere:
@@ -21,13 +22,22 @@ from functools import partial
 from typing import Any
 
 from handmesh.sandbox.v1.tool_pb2 import TOOL_OUTCOME_OK, ToolResult
-from handmesh.session.v1.config_pb2 import Budgets, SessionConfig
+from handmesh.session.v1.config_pb2 import (
+    TOOL_POLICY_ACTION_ASK,
+    TOOL_POLICY_ACTION_DENY,
+    Budgets,
+    CustomTool,
+    SessionConfig,
+    ToolPolicy,
+)
 from handmesh.session.v1.event_pb2 import (
     TURN_END_REASON_DONE,
+    CustomToolAnswered,
     Event,
     HarnessWoke,
     ModelReplied,
     SessionEnded,
+    ToolConfirmed,
     ToolFinished,
     ToolStarted,
     TurnEnded,
@@ -411,6 +421,64 @@ async def check_19_what_it_shows_comes_or_is_taken_back(stand: Stand) -> None:
         there = {event.event_id for event in world.log.events}
         gone = {preview.event_id for preview in world.log.shown if preview.discarded}
         assert {preview.event_id for preview in world.log.shown} <= there | gone
+
+
+async def check_20_a_person_decides(stand: Stand) -> None:
+    """A call that the policy asks about waits for the answer, over the death of whoever asked; a refused one never
+    runs, and one that a policy forbids neither."""
+    if not stand.tools:
+        raise NotAsked("it uses no tools")
+    for action, allowed in (
+        (TOOL_POLICY_ACTION_ASK, True),
+        (TOOL_POLICY_ACTION_ASK, False),
+        (TOOL_POLICY_ACTION_DENY, False),
+    ):
+        world = stand.world(config=stand.config(tool_policies=[ToolPolicy(pattern="bash", action=action)]))
+        await settle(stand, world)
+        asked = world.log.only("tool_confirmation_requested")
+        assert not world.ran and len(asked) == (2 if action == TOOL_POLICY_ACTION_ASK else 0)
+        await settle(stand, world)  # nobody has decided: another one finds nothing to do
+        for number, it in enumerate(asked):
+            verdict = ToolConfirmed(tool_use_id=it.tool_use_id, allowed=allowed, call_hash=it.call_hash)
+            await world.log.add(Event(event_id=f"verdict-{number}", tool_confirmed=verdict))
+        await settle(stand, world)
+        hold(stand, world)
+        assert len(world.log.only("tool_confirmation_requested")) == len(asked)
+        assert len(world.ran) == (2 if allowed else 0) and ends(world.log) == ["DONE"]
+
+
+async def check_21_a_client_runs_its_own_tools(stand: Stand) -> None:
+    """A call of a client's tool is handed to it once, and its answer is the call's result."""
+    if not stand.tools:
+        raise NotAsked("it uses no tools")
+    tool = CustomTool(name="colour", description="A colour.", input_schema_json='{"type":"object"}')
+    world = stand.world(config=stand.config(custom_tools=[tool]))
+    world.turns = lambda told, times: ("seen", ()) if told else ("look", ("colour",))
+    for moment in (2, 4, 6, 8, 10):
+        await live(stand, world, Life(moment * stand.step))
+    await settle(stand, world)
+    (asked,) = world.log.only("custom_tool_requested")
+    assert not world.log.only("tool_finished")
+    result = ToolResult(output="blue", outcome=TOOL_OUTCOME_OK)
+    await world.log.add(
+        Event(event_id="mine", custom_tool_answered=CustomToolAnswered(tool_use_id=asked.tool_use_id, result=result))
+    )
+    await settle(stand, world)
+    assert [it.result.output for it in world.log.only("tool_finished")] == ["blue"]
+    assert not world.ran and ends(world.log) == ["DONE"]
+
+
+async def check_22_it_keeps_to_a_budget_of_calls(stand: Stand) -> None:
+    """Calls beyond the budget wait, and run once there may be more."""
+    if not stand.tools:
+        raise NotAsked("it uses no tools")
+    world = stand.world(config=stand.config(budgets=Budgets(max_tool_calls=1)))
+    await settle(stand, world)
+    assert len(world.ran) == 1 and [it.budget for it in world.log.only("budget_reached")] == ["max_tool_calls"]
+    await world.log.add(moved(stand.config(budgets=Budgets(max_tool_calls=2)), "raised"))
+    await settle(stand, world)
+    hold(stand, world)
+    assert len(world.ran) == 2 and ends(world.log) == ["DONE"]
 
 
 async def _cancel(life: Life) -> None:

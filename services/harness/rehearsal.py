@@ -3,7 +3,7 @@ die.
 
 Every call that a harness makes to its ports goes through its `Life`, which counts them. A life can end before any
 call begins and after any has been done, as a process ends that is killed: nothing that it does reaches the world then.
-What hands have begun goes on.
+What hands have begun goes on. Longer than a module should be: a small stand-in for each part of the mesh.
 """
 
 from __future__ import annotations

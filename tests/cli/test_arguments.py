@@ -73,10 +73,20 @@ def test_no_options_leave_all_to_the_mesh() -> None:
     assert config_of(RunOptions()) == config_pb2.SessionConfig()
 
 
+def test_a_hand_is_of_an_environment_or_stands_outside() -> None:
+    """A bare name is the environment's too: that is how a hand that dialled out is asked for."""
+    hands = config_of(RunOptions(hands=["laptop", "box=docker", "bench=@tests"])).hands
+    assert {name: spec.environment or f"@{spec.standing_hand}" for name, spec in hands.items()} == {
+        "laptop": "laptop",
+        "box": "docker",
+        "bench": "@tests",
+    }
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        RunOptions(hands=["no-equals-sign"]),
+        RunOptions(hands=["No-name-of-a-hand"]),
         RunOptions(hands=["Upper=default"]),
         RunOptions(hands=["a b=default"]),
         RunOptions(hands=["name="]),

@@ -165,7 +165,7 @@ def test_the_key_is_printed_alone(handmesh: Command) -> None:
         (("sessions", "--status", "sleepy"), 2, ["sleepy", "idle", "waiting"]),
         (("sessions", "--label", "red"), 2, ["KEY=VALUE"]),
         (("run", ""), 2, ["empty"]),
-        (("run", "x", "--hand", "a"), 2, ["NAME=ENVIRONMENT"]),
+        (("run", "x", "--hand", "A=b"), 2, ["NAME=ENVIRONMENT"]),
         (("run", "x", "--session", "s", "--model", "m"), 2, ["--session"]),
         (("run", "x", "--timeout", "0"), 2, ["--timeout"]),
         (("nonsense",), 2, ["nonsense"]),

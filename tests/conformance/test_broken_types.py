@@ -36,8 +36,8 @@ class Forgetful(Review):
         ask = self._replies.ask
 
         async def again(body: bytes, read: int) -> object:
-            await ask(body, read)
-            return await ask(body, read)
+            await ask(body, read=read)
+            return await ask(body, read=read)
 
         self._replies.ask = again  # type: ignore[method-assign, assignment]
         await super().answer()

@@ -26,7 +26,7 @@ from tests.support.nats import NatsServer
 pytestmark = [pytest.mark.nats, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 TRANSFERS = size(30, 1000)
-KILLS = size(2, 24)
+KILLS = size(2, 18)
 HANDS, SESSIONS, CALLERS = size(2, 4), size(3, 6), size(3, 6)  # callers are of each session
 POINTS = ("leaving", "fenced", "decided", "left", "owned", "arrived")
 PATIENCE = 60.0  # seconds for a call to be answered, over a restart of the service
@@ -120,9 +120,9 @@ async def rounds(load: Load, count: int, kills: int) -> None:
         to = dice.choice([each for each in load.brains if each is not load.owner[sandbox_id]])
         if number in at:
             load.it.arm(f"sandbox.hand_{next(points)}")
-            struck = asyncio.create_task(load.it.struck())
-            await load.transfer(sandbox_id, to, f"h{hand}")
-            await struck
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(load.it.struck())
+                tasks.create_task(load.transfer(sandbox_id, to, f"h{hand}"))
         else:
             await load.transfer(sandbox_id, to, f"h{hand}")
 
@@ -194,6 +194,6 @@ async def test_transfers_under_load(it: Ground, tmp_path: Path) -> None:
 async def test_transfers_while_the_service_is_killed(it: Ground, tmp_path: Path) -> None:
     """SIGKILL at each step in turn: what was begun is finished by the next service, and nothing else is different."""
     load = await loaded(it, tmp_path)
-    transfers = size(4, 120)
+    transfers = size(4, 90)
     await rounds(load, transfers, KILLS)
     await check(load, transfers)

@@ -13,7 +13,7 @@ from services.sandbox import environments
 from services.sandbox.backends import keys
 from services.sandbox.dialled import CHUNK_BYTES, TOOLS_BYTES
 from services.sandbox.hand import Bounds
-from services.sandbox.hands.remote import core, switchboard
+from services.sandbox.hands.remote import core, jobs, switchboard
 from tests.support.hands_ground import ground
 
 PAGE = (Path(__file__).parents[2] / "docs" / "remote-hands.md").read_text()
@@ -59,7 +59,7 @@ def test_the_limits_of_the_page_are_those_of_the_code() -> None:
         f"| output in one report | {CHUNK_BYTES >> 10} KiB;",
         f"| {core.MOST_BLOCKS}, {core.CONTENT_BYTES >> 20} MiB; texts",
         f"| {execution.OUTPUT_BYTES >> 20} MiB of each execution |",
-        f"At most {switchboard.MOST_WAITING:,} calls wait for one hand",
+        f"At most {jobs.MOST_WAITING:,} calls wait for one hand",
         f"`HANDMESH_HAND_OFFLINE_SECONDS` ({bounds.offline:.0f})",
         f"`HANDMESH_HAND_QUEUE_SECONDS` ({bounds.queue:.0f})",
         f"`HANDMESH_HAND_REATTACH_SECONDS` ({bounds.reattach:.0f})",

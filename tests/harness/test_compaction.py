@@ -274,3 +274,33 @@ async def test_the_api_cuts_and_summarises_by_itself(tmp_path: Path) -> None:
     assert body is not None
     assert body["context_management"] == json.loads(EDITS)["api"]
     assert body["messages"][1]["content"][0] == {"type": "compaction", "content": "what was"}
+
+
+async def test_a_summary_that_the_api_refuses_is_asked_for_in_plainer_words() -> None:
+    """As any other request; what was refused is in the summary then."""
+    log = log_of()
+    thinking = json.dumps([{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "so"}])
+    await run(log, replace(big(), content=thinking))
+    await log.add(message("second", "m2"))
+    refused = ModelFailure("MODEL_REQUEST_REFUSED", "no", retryable=False)
+    model = await run(log, refused, summary(), said())
+    assert "thinking" in json.dumps(model.requests[0]) and "thinking" not in json.dumps(model.requests[1])
+    assert log.kinds()[-3:] == ["context_compacted", "model_replied", "turn_ended"]
+
+
+async def test_an_answer_of_several_parts_is_ended_first() -> None:
+    """The API goes on with what it has begun; the summary comes behind it."""
+    log = log_of()
+    paused = replace(big(), stop_reason="pause_turn")
+    await run(log, paused, big(t1=BASH), summary(), said())
+    assert log.kinds()[-3:] == ["context_compacted", "model_replied", "turn_ended"]
+
+
+async def test_the_message_that_is_worked_on_is_not_longer_than_an_event() -> None:
+    """Many long messages at once: their beginning and end are kept."""
+    log = log_of(first="begin " + "x" * 400_000)
+    await log.add(*(message("y" * 400_000, f"n{number}") for number in range(3)), message("the end", "last"))
+    model = await run(log, big(t1=BASH), summary(), said())
+    told = texts(model.requests[-1])[0][1]
+    assert told[-2].startswith("begin") and told[-2].endswith("the end")
+    assert len(told[-2]) < 21_000

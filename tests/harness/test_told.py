@@ -154,3 +154,16 @@ def test_what_is_told_anew_does_not_grow_with_the_log() -> None:
         told = asked(state, told).told
         state = fold(state, Replied(state.head + 1, text("answer"), "end_turn", state.head))
     assert len(since(state, told) or ()) == 2
+
+
+@pytest.mark.parametrize("other", range(1, len(POLICIES)))
+def test_what_was_told_by_another_policy_is_of_no_use(other: int) -> None:
+    """A policy can change at a turn's end: the view begins anew."""
+    for seed in range(20):
+        story = Story(seed, 0.05)
+        for _ in range(20):
+            story.happen()
+            story.ask()
+        asked(story.state, story.told, POLICIES[other])
+        if story.told:
+            assert since(story.state, story.told, POLICIES[other]) is None

@@ -282,8 +282,8 @@ def _paid(used: Used, fact: Replied | Compacted, calls: int) -> Used:
 
 
 def _compacted(state: State, fact: Compacted) -> State:
-    """Takes a summary: what was to be shown in short is in it. A retry that called for it stands until a reply."""
-    used, shown = _paid(state.used, fact, 0), _with(state.plainness, try_short=0)
+    """Takes a summary: what was to be shown plainly is in it. A retry that called for it stands until a reply."""
+    used, shown = _paid(state.used, fact, 0), _with(state.plainness, try_plain=0, try_short=0)
     conversation = Link(fact, state.conversation)
     return _with(state, used=used, compacted=fact, plainness=shown, conversation=conversation)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import itertools
 import os
 import signal
 import stat
@@ -23,7 +22,6 @@ MAX_IMAGE_BYTES = (5 << 20) // 4 * 3  # the model's API takes 5 MiB of base64
 MAX_DOCUMENT_BYTES = 5 << 20  # base64 of it must fit into one message of the mesh
 MAX_EDIT_BYTES = 16 << 20
 _SNIFF_BYTES = 8 << 10
-_COPY_BYTES = 1 << 20
 _NEW_MODE = 0o644
 # Why a directory takes no second file while the first may well be written in place.
 _NO_DRAFT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY, errno.ENOSPC, errno.EDQUOT})
@@ -149,11 +147,10 @@ def put(workspace: str, given: dict[str, Any]) -> Answer:
     if not offset:
         tree.replace(workspace, path, given["mode"], [data])
         return Answer(path)
-    with failures("put", path), os.fdopen(tree.regular(workspace, path), "rb") as file:
-        if os.fstat(file.fileno()).st_size != offset:
-            raise ToolFailed(f"{path} has {os.fstat(file.fileno()).st_size} bytes and not {offset}")
-        pieces = iter(lambda: file.read(_COPY_BYTES), b"")
-        tree.replace(workspace, path, given["mode"], itertools.chain(pieces, [data]))
+    with failures("put", path):
+        there = tree.extend(workspace, path, given["mode"], offset, data)
+    if there != offset:
+        raise ToolFailed(f"{path} has {there} bytes and not {offset}")
     return Answer(path)
 
 

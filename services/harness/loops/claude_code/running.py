@@ -125,7 +125,7 @@ class Running:
                 raise ModelFailure("MODEL_SILENT", said, retryable=True) from None
             match message:
                 case StreamEvent(event=event, parent_tool_use_id=None):
-                    return event
+                    return dict(event)
                 case ResultMessage():
                     raise failure_of(message.api_error_status, message.terminal_reason, message.result)
                 case SystemMessage(subtype="compact_boundary", data=data):

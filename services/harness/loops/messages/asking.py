@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from services.harness.adapters import codec
@@ -21,7 +21,7 @@ from services.harness.ports import Answer, ModelFailure, Ports
 from services.harness.turn.replies import Replies
 from services.harness.turn.state import State, retried
 from services.kit import failpoints
-from services.kit.errors import Invalid
+from services.kit.errors import Full, Invalid, Refused
 
 MAX_CALLS = 1_000  # of one reply: with more, the reply does not fit into the log
 BROKE_OFF = "model_context_window_exceeded"  # a stop reason
@@ -42,10 +42,10 @@ class Question:
         """Writes the request that goes on with the conversation."""
         return written(view(self.state, self.newest_model, self.blobs, told, self.policy))
 
-    def plainer(self, reason: str) -> Request:
-        """Writes it as it would be after a failure."""
-        state = retried(self.state, Retry(self.state.head, 0, 0.0, reason))
-        return written(view(state, self.newest_model, self.blobs, None, self.policy))
+    def plainer(self, reason: str, end: int = 0) -> Request:
+        """Writes it, or the one for a summary, as it would be after a failure."""
+        question = replace(self, state=retried(self.state, Retry(self.state.head, 0, 0.0, reason)))
+        return question.summary(end) if end else question.request(None)
 
     def summary(self, end: int) -> Request:
         """Writes the request for a summary of what is before a position."""
@@ -120,15 +120,19 @@ class Asking:
             if not said or answer.stop_reason == "refusal":
                 raise ModelFailure("MODEL_ANSWER_INVALID", "the model wrote no summary", retryable=True)
         except ModelFailure as failure:
-            first = failure.reason == FULL and not state.plainness.try_short  # then it is tried in short
-            await self._replies.missed(failure, state, failure.retryable or first)
+            plainer = failure.reason in PLAINER and question.plainer(failure.reason, end).body != request.body
+            await self._replies.missed(failure, state, failure.retryable or plainer)
             return
         await self._journal.owned()
         content = compaction.content_of(said, state, end, policy)
         name, cost = ("reset" if policy.mode == "reset" else "compaction"), self._replies.cost(answer)
         where = (self._journal.epoch, state.head)
         self.told = None
-        await self._journal.say(codec.compacted(*where, end, content, name, answer, request.request_hash, cost))
+        event = codec.compacted(*where, end, content, name, answer, request.request_hash, cost)
+        try:
+            await self._journal.say(event)
+        except (Full, Refused, Invalid) as problem:
+            await self._replies.fail("session", problem.reason, problem.message, False)
         failpoints.hit("harness.summary_stored")
 
 

@@ -19,7 +19,7 @@ from services.harness.turn.state import State
 
 FULL = "CONTEXT_FULL"
 FRESH = "; what was said before is in a summary already"
-TASK_CHARACTERS = 8_000  # of each message that is being worked on
+TASK_CHARACTERS = 20_000  # of the messages that are being worked on
 ASKING = """\
 [From the harness, not from the user: the context window of this conversation is nearly full. Write a summary of \
 everything above; it will take its place. Say, in this order: what the user wants, in their own words where they \
@@ -70,8 +70,10 @@ def is_fresh(state: State) -> bool:
 
 
 def due(state: State, policy: Policy) -> bool:
-    """Tells whether the conversation is to be summarised before the model is asked."""
-    return possible(state, policy) and (_is_called_for(state) or size_of(state) >= policy.at)
+    """Tells whether the conversation is to be summarised before the model is asked. Never within an answer of several
+    parts: what the API has begun there it has to end."""
+    paused = state.reply is not None and state.reply.stop_reason == "pause_turn"
+    return possible(state, policy) and (_is_called_for(state) or (size_of(state) >= policy.at and not paused))
 
 
 def _is_called_for(state: State) -> bool:
@@ -103,20 +105,21 @@ def content_of(summary: str, state: State, end: int, policy: Policy) -> str:
         if isinstance(fact, Message) and fact.position > state.settled and cause(fact) < (end, 0)
     ]
     if unanswered:
-        texts += [TASK, *(text for fact in unanswered for text in _texts(fact.content))]
+        said = _shortened([text for fact in unanswered for text in _texts(fact.content)])
+        texts += [TASK, said or "(no text)"]
     return spelled([text_block(text) for text in (*texts, GO_ON)])
 
 
-def _texts(content: str) -> Sequence[str]:
+def _texts(content: str) -> list[str]:
     said = [str(block.get("text", "")) for block in json.loads(content) if block.get("type") == "text"]
-    half = TASK_CHARACTERS // 2
-    return [
-        text
-        if len(text) <= TASK_CHARACTERS
-        else f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-        for text in said
-        if text.strip()
-    ]
+    return [text for text in said if text.strip()]
+
+
+def _shortened(texts: Sequence[str]) -> str:
+    text, half = "\n\n".join(texts), TASK_CHARACTERS // 2
+    if len(text) <= TASK_CHARACTERS:
+        return text
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
 
 
 def summary_in(content: str) -> str:

@@ -1,6 +1,7 @@
 """Hands that dial out: a worker anywhere connects with its token, is sent calls, and reports.
 
-`hand.RemoteHand` is the backend, `switchboard` decides who gets which call, `executions` keeps what must not be lost.
+`hand.RemoteHand` is the backend, `switchboard` takes workers in, `jobs` decides who gets which call, and `executions`
+keeps what must not be lost.
 """
 
 from __future__ import annotations

@@ -1,62 +1,24 @@
-"""What this service knows of the executions of one sandbox, in memory and on its disk.
+"""What this service knows of the executions of one sandbox.
 
-    journal.jsonl     a line for each thing that must outlive this service: who was sent what, what it ended as
-    <number>.result   what an execution said
-    <number>.output   what it has said so far
-
-A line is written before what it tells of is done: whoever reads the journal later knows every execution that a worker
-may have. Lines are not synced: they outlive this process, and a crash of the machine cuts every worker's link anyway,
-whose own memory then keeps it from running anything twice.
+A line of the journal is written before what it tells of is done: whoever reads it later knows every execution that a
+worker may have.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import os
 from collections import OrderedDict
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from services.kit.errors import Conflict, Exists, Gone
 from services.sandbox.hand import ExecutionInfo, Limits, Order, Outcome, Result
+from services.sandbox.hands.remote.execution import Execution, execution_of, line_of, unknown_execution
+from services.sandbox.hands.remote.folder import Folder, Line
 
 MOST_RESULTS = 10_000  # of a sandbox
 MOST_FORGOTTEN = 100_000  # ids that are not run again although their result is not kept any more
-JOURNAL_BYTES = 4 << 20  # a journal that is longer is written anew, without what counts no more
-JOURNAL = "journal.jsonl"
-
-
-@dataclass(eq=False)
-class Execution:
-    """One run of a tool. `worker` is who was sent it, empty while it waits for one; `outcome` None until it has ended.
-
-    `order` is what to run, as long as it has not ended.
-    """
-
-    sandbox_id: str
-    execution_id: str
-    name: str
-    digest: str
-    number: int
-    start_time: float
-    seconds: float
-    order: Order | None = None
-    worker: str = ""
-    generation: int = 0
-    cancelled: bool = False
-    outcome: Outcome | None = None
-    said: str = ""  # digest of the result as its worker said it; empty when it was settled without
-    size: int = 0  # bytes of its result
-    received: int = 0  # bytes of output
-    changed: asyncio.Event = field(default_factory=asyncio.Event)  # set, and replaced, whenever something is new
-
-    def tell(self) -> None:
-        """Wakes whoever follows."""
-        changed, self.changed = self.changed, asyncio.Event()
-        changed.set()
 
 
 class Executions:
@@ -65,14 +27,11 @@ class Executions:
     def __init__(self, sandbox_id: str, folder: Path, limits: Limits) -> None:
         """Reads what an earlier service has kept in the folder, which is made when there is something to keep."""
         self._sandbox_id = sandbox_id
-        self._folder = folder
+        self._folder = Folder(folder)
         self._limits = limits
         self._known: OrderedDict[str, Execution] = OrderedDict()
         self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._kept_bytes = 0
-        self._output_bytes = 0
-        self._journal_bytes = 0
-        self._rewrite_bytes = JOURNAL_BYTES
         self._number = 0
         self._epochs: dict[int, int] = {}  # generation -> the highest epoch seen
         self._generation = 0
@@ -153,7 +112,7 @@ class Executions:
     def assign(self, execution: Execution, worker: str) -> None:
         """Notes that a worker is sent an execution, before it is; or that it waits for one, which has no name."""
         execution.worker = worker
-        self._note(_line(execution))
+        self._note(line_of(execution))
 
     def drop(self, execution: Execution) -> None:
         """Forgets an execution that no worker was sent: it is as if nobody had asked for it."""
@@ -198,27 +157,19 @@ class Executions:
     def _store(self, execution: Execution, data: bytes) -> None:
         data = data[: max(0, self._limits.output_file_bytes - execution.received)]
         if data:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with (self._folder / f"{execution.number}.output").open("ab") as file:
-                file.write(data)
-            self._output_bytes += len(data)
+            self._folder.add_output(execution.number, data)
 
     def output(self, execution: Execution, offset: int, length: int) -> bytes:
         """Returns what was kept of the output, from an offset on."""
-        path = self._folder / f"{execution.number}.output"
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-            file.seek(offset)
-            return file.read(length)
-        return b""
+        return self._folder.output(execution.number, offset, length)
 
     def end(self, execution: Execution, result: Result, said: str = "") -> None:
         """Keeps a result. Older ones make room for it."""
         data = json.dumps(asdict(result) | {"outcome": result.outcome.name}).encode()
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._folder / f"{execution.number}.result").write_bytes(data)
+        self._folder.write_result(execution.number, data)
         execution.outcome, execution.said, execution.size = result.outcome, said, len(data)
         execution.order = None
-        self._note(_line(execution))
+        self._note(line_of(execution))
         self._kept_bytes += len(data)
         self._make_room(execution)
         execution.tell()
@@ -234,22 +185,16 @@ class Executions:
                 self._kept_bytes -= oldest.size
                 self._forget(oldest.execution_id)
                 self._note({"id": oldest.execution_id, "forgotten": True})
-                (self._folder / f"{oldest.number}.result").unlink(missing_ok=True)
-                self._drop_output(oldest)
-        if self._output_bytes > 2 * most:
+                self._folder.drop_result(oldest.number)
+                self._folder.drop_output(oldest.number)
+        if self._folder.output_bytes > 2 * most:
             for oldest in self._ended(newest):
-                if self._output_bytes <= 2 * most:
+                if self._folder.output_bytes <= 2 * most:
                     break
-                self._drop_output(oldest)
+                self._folder.drop_output(oldest.number)
 
     def _ended(self, newest: Execution) -> list[Execution]:
         return [each for each in self._known.values() if each.outcome is not None and each is not newest]
-
-    def _drop_output(self, execution: Execution) -> None:
-        path = self._folder / f"{execution.number}.output"
-        with contextlib.suppress(FileNotFoundError):
-            self._output_bytes -= path.stat().st_size
-            path.unlink()
 
     def _forget(self, execution_id: str) -> None:
         self._forgotten[execution_id] = None
@@ -258,54 +203,28 @@ class Executions:
 
     def result(self, execution: Execution) -> Result:
         """Reads the result of an execution that has ended."""
-        kept = json.loads((self._folder / f"{execution.number}.result").read_bytes())
+        kept = json.loads(self._folder.result(execution.number))
         return Result(**kept | {"outcome": Outcome(kept["outcome"])})
 
-    def _note(self, line: dict[str, Any]) -> None:
-        data = json.dumps(line).encode() + b"\n"
-        if self._journal_bytes > self._rewrite_bytes:
-            self._rewrite()
-        self._append(data)
+    def _note(self, line: Line) -> None:
+        self._folder.note(line, self._lines)
 
-    def _append(self, data: bytes) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._folder / JOURNAL, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
-        self._journal_bytes += len(data)
-
-    def _rewrite(self) -> None:
-        lines: list[dict[str, Any]] = [{"fence": self._generation}]
-        lines += [{"epoch": epoch} for epoch in self._epochs.values()]
-        lines += [{"id": id, "forgotten": True} for id in self._forgotten]
-        lines += map(_line, self._known.values())
-        new = self._folder / f"{JOURNAL}.new"
-        data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        new.write_bytes(data)
-        new.replace(self._folder / JOURNAL)
-        self._journal_bytes = len(data)
-        self._rewrite_bytes = max(JOURNAL_BYTES, 2 * len(data))
+    def _lines(self) -> Iterator[Line]:
+        """Yields all that counts."""
+        yield {"fence": self._generation}
+        yield from ({"epoch": epoch} for epoch in self._epochs.values())
+        yield from ({"id": id, "forgotten": True} for id in self._forgotten)
+        yield from map(line_of, self._known.values())
 
     def _read(self) -> None:
-        try:
-            data = (self._folder / JOURNAL).read_bytes()
-        except FileNotFoundError:
-            return
-        self._journal_bytes = len(data)
-        for line in data.splitlines():
-            with contextlib.suppress(ValueError):  # torn by a crash of the machine
-                self._apply(json.loads(line))
+        for line in self._folder.lines():
+            self._apply(line)
         for each in self._known.values():
             self._number = max(self._number, each.number)
-            with contextlib.suppress(FileNotFoundError):
-                stored = (self._folder / f"{each.number}.output").stat().st_size
-                each.received = max(each.received, stored)
-                self._output_bytes += stored
+            each.received = max(each.received, self._folder.found_output(each.number))
         self._kept_bytes = sum(each.size for each in self._known.values())
 
-    def _apply(self, line: dict[str, Any]) -> None:
+    def _apply(self, line: Line) -> None:
         if "fence" in line:
             self._generation, self._epochs = line["fence"], {}
             return
@@ -320,38 +239,4 @@ class Executions:
             if id in self._known:
                 self._known[id].cancelled = True
         else:
-            self._known[id] = _execution(self._sandbox_id, line)
-
-
-def _execution(sandbox_id: str, line: dict[str, Any]) -> Execution:
-    id, outcome = line.pop("id"), line.pop("outcome")
-    given, epoch = line.pop("input", None), line.pop("epoch_of", 0)
-    order = None
-    if not outcome:
-        order = Order(id, line["name"], given, line["digest"], line["seconds"], epoch, line.get("generation", 0))
-    return Execution(sandbox_id, id, order=order, outcome=Outcome(outcome) if outcome else None, **line)
-
-
-def _line(execution: Execution) -> dict[str, Any]:
-    """Returns what the journal keeps of an execution: what is to be run, until it has ended."""
-    order = execution.order
-    return ({} if order is None else {"input": order.input, "epoch_of": order.epoch}) | {
-        "id": execution.execution_id,
-        "name": execution.name,
-        "digest": execution.digest,
-        "number": execution.number,
-        "start_time": execution.start_time,
-        "seconds": execution.seconds,
-        "worker": execution.worker,
-        "generation": execution.generation,
-        "cancelled": execution.cancelled,
-        "outcome": execution.outcome.name if execution.outcome is not None else "",
-        "said": execution.said,
-        "size": execution.size,
-        "received": execution.received,
-    }
-
-
-def unknown_execution(execution_id: str) -> Gone:
-    """Returns what is raised for an execution that nothing is known of."""
-    return Gone("EXECUTION_UNKNOWN", "no such execution is known (any more)", execution_id=execution_id)
+            self._known[id] = execution_of(self._sandbox_id, line)

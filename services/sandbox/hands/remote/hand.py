@@ -2,6 +2,8 @@
 
 Any number of sandboxes may use one hand. What a worker makes of a sandbox's id, to keep sessions apart or not, is its
 own affair.
+
+Longer than a module should be: a short method for each promise of the port.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from services.sandbox.hand import (
 )
 from services.sandbox.hands.remote import core
 from services.sandbox.hands.remote.bare import Bare, cannot
-from services.sandbox.hands.remote.executions import Execution, Executions, unknown_execution
+from services.sandbox.hands.remote.execution import Execution, unknown_execution
+from services.sandbox.hands.remote.executions import Executions
 from services.sandbox.hands.remote.switchboard import Switchboard, check_chunk, contradicts, unknown
 from services.sandbox.hands.remote.workers import Job, Key, Stations
 from services.sandbox.records import Record, Records, finished

@@ -14,7 +14,8 @@ from services.kit.errors import ServiceError
 from services.sandbox.dialled import Registration, Work
 from services.sandbox.hand import Order
 from services.sandbox.hands.remote import core
-from services.sandbox.hands.remote.executions import Execution, Executions
+from services.sandbox.hands.remote.execution import Execution
+from services.sandbox.hands.remote.executions import Executions
 from services.sandbox.tools import Tool
 
 Key = tuple[str, str]  # tenant and name of a hand
