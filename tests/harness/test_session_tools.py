@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handmesh.sandbox.v1.sandbox_pb2 import GitRepository, Resource
+from handmesh.sandbox.v1.sandbox_pb2 import BlobSource, GitRepository, Resource
 from handmesh.session.v1.config_pb2 import (
     Budgets,
     ChildLimits,
@@ -162,6 +162,14 @@ def test_what_is_asked_for_is_what_a_parent_may_give(parent: SessionConfig, give
     assert (made.title, made.custom_tools, list(made.tool_policies)) == ("t", [], list(parent.tool_policies))
     assert not any(spec.standing_hand for spec in made.hands.values())
     assert max(0, made.child_limits.max_depth) < max(1, parent.child_limits.max_depth)
+
+
+def test_a_child_has_no_blobs_of_its_parents() -> None:
+    """A blob is its session's alone: a hand that wants another's would never come."""
+    parent = SessionConfig()
+    parent.CopyFrom(FULL)
+    parent.hands["main"].resources.append(Resource(mount_path="/workspace/x", blob=BlobSource(blob_id="blob_x")))
+    assert child_of(parent, {"title": "t"}).hands["main"] == FULL.hands["main"]
 
 
 def test_a_child_is_like_its_parent_but_for_what_is_said() -> None:

@@ -191,6 +191,10 @@ def _choose_hands(child: SessionConfig, names: Sequence[str] | None) -> None:
         unwanted = [name for name in child.hands if name not in names]
     for name in unwanted:
         del child.hands[name]
+    for spec in child.hands.values():
+        mine = [resource for resource in spec.resources if resource.WhichOneof("source") != "blob"]
+        del spec.resources[:]  # a blob is this session's alone: a hand that wants it would never come
+        spec.resources.extend(mine)
     if not child.hands and (had or names == []):
         child.no_hands = True
 
