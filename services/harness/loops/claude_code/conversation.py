@@ -12,10 +12,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from services.harness import images
-from services.harness.blocks import REFERENCE, Block, text_block
+from services.harness.blocks import REFERENCE, Block, blank, text_block, whole
 from services.harness.core import (
     Attached,
     CallFinished,
@@ -119,7 +118,7 @@ class _Telling:
 
     def tell(self) -> None:
         results = [self._result(id) for id in self._asked]
-        refused = _whole(refusals.told(self._refusals)) if results or self._texts else []
+        refused = whole(refusals.told(self._refusals)) if results or self._texts else []
         content = results + refused + self._texts
         self._asked, self._results, self._texts = (), {}, []
         if refused:
@@ -153,13 +152,13 @@ def result_blocks(result: ToolResult, blobs: Blobs, renditions: Mapping[str, str
 def _shown(result: ToolResult, blobs: Blobs, renditions: dict[str, list[Block]]) -> list[Block]:
     shown = _fit(result.content, blobs, renditions) if result.content else []
     if not any(block.get("type") == "text" for block in shown):
-        shown.insert(0, text_block(_whole(result.output) if result.output.strip() else "(no output)"))
+        shown.insert(0, text_block(whole(result.output) if result.output.strip() else "(no output)"))
     return shown
 
 
 def _fit(content: str, blobs: Blobs, renditions: dict[str, list[Block]]) -> list[Block]:
     """Returns a content's blocks as the API takes them."""
-    kept = (_whole(block) for block in _whole_blocks(content, blobs) if not _blank(block))
+    kept = (whole(block) for block in _whole_blocks(content, blobs) if not blank(block))
     return [fit for block in kept for fit in images.fitted(block, renditions)]
 
 
@@ -176,25 +175,10 @@ def _whole_blocks(content: str, blobs: Blobs) -> list[Block]:
 
 def _sendable(content: str) -> list[Block]:
     """Returns a reply's blocks as the API takes them back: those that it gave, but for what it would refuse."""
-    kept = [block for block in json.loads(content) if not _blank(block)]
+    kept = [block for block in json.loads(content) if not blank(block)]
     while kept and kept[-1].get("type") in _THINKING:
         kept.pop()
-    return [block if block.get("type") in _THINKING else _whole(block) for block in kept]
-
-
-def _blank(block: Block) -> bool:
-    return block.get("type") == "text" and not str(block.get("text", "")).strip()
-
-
-def _whole(value: Any) -> Any:
-    """Puts a replacement for every half of a character: no JSON on the wire can hold one."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_whole(each) for each in value]
-    if isinstance(value, dict):
-        return {_whole(key): _whole(each) for key, each in value.items()}
-    return value
+    return [block if block.get("type") in _THINKING else whole(block) for block in kept]
 
 
 def _within_limits(messages: Sequence[Told]) -> None:
