@@ -44,8 +44,9 @@ from handmesh.session.v1.event_pb2 import (
     TurnEndReason,
 )
 from services.harness.adapters.codec import calls_of
+from services.harness.adapters.memory import MemoryLog
 from services.harness.ports import ASKING, HarnessType, ModelFailure, Ports
-from services.harness.rehearsal import Life, Log, RehearsedLog, World, interrupt, message, moved, stranger
+from services.harness.rehearsal import Life, RehearsedLog, World, interrupt, message, moved, stranger
 from services.harness.turn.traits import Traits
 from services.kit.errors import Conflict
 
@@ -82,7 +83,7 @@ class Stand:
 
     def world(self, *events: Event, config: SessionConfig | None = None) -> World:
         """Makes a world with a session, which begins with a message if nothing else is said."""
-        return World(Log(config or self.config(), *(events or (message("hello", "m1"),))), self.talk)
+        return World(MemoryLog(config or self.config(), *(events or (message("hello", "m1"),))), self.talk)
 
 
 def stand_of(place: str) -> Stand:
@@ -172,7 +173,7 @@ def hold(stand: Stand, world: World, lost: int = 0) -> None:
     _hold_epochs(log)
 
 
-def _hold_epochs(log: Log) -> None:
+def _hold_epochs(log: MemoryLog) -> None:
     epoch = 0
     for event in log.events:
         if event.HasField("harness_woke"):
@@ -181,7 +182,7 @@ def _hold_epochs(log: Log) -> None:
             assert event.epoch == epoch, f"{event.position} was written under an old epoch"
 
 
-def ends(log: Log) -> list[str]:
+def ends(log: MemoryLog) -> list[str]:
     """Names how the turns ended."""
     return [TurnEndReason.Name(it.reason).removeprefix("TURN_END_REASON_") for it in log.only("turn_ended")]
 

@@ -9,7 +9,6 @@ What hands have begun goes on. Longer than a module should be: a small stand-in 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -23,16 +22,14 @@ from handmesh.session.v1.event_pb2 import (
     HarnessWoke,
     InterruptRequested,
     MessageReceived,
-    SessionStarted,
     TokenUsage,
 )
 from handmesh.session.v1.session_pb2 import Preview
-from services.harness.adapters.codec import calls_of, fact_of
-from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Slice, Standing, Toolbox
-from services.kit.errors import Conflict, Gone, Invalid, Refused
+from services.harness.adapters.memory import SESSION, MemoryLog
+from services.harness.core import Fact, ToolResult, ToolSpec
+from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
+from services.kit.errors import Conflict, Gone
 
-SESSION = "sess_" + "0" * 26
 T = TypeVar("T")
 
 
@@ -45,82 +42,6 @@ def message(text: str, event_id: str) -> Event:
 def interrupt() -> Event:
     """Makes a client's interrupt."""
     return Event(event_id="interrupt", interrupt_requested=InterruptRequested())
-
-
-class Log:
-    """A session's log, with the rules of the real one: fencing, idempotency, and one result for each call."""
-
-    def __init__(self, config: SessionConfig, *events: Event) -> None:
-        self.events: list[Event] = []
-        self.blobs: dict[str, bytes] = {}
-        self.shown: list[Preview] = []
-        self._news = asyncio.Condition()
-        self._append([Event(event_id="start", session_started=SessionStarted(config=config)), *events], 0)
-
-    def kinds(self) -> list[str]:
-        """Names the events' kinds."""
-        return [event.WhichOneof("kind") or "" for event in self.events]
-
-    def only(self, kind: str) -> list[Any]:
-        """Returns what the events of one kind say."""
-        return [getattr(event, kind) for event in self.events if event.WhichOneof("kind") == kind]
-
-    @property
-    def epoch(self) -> int:
-        """The newest harness's."""
-        return max((event.position for event in self.events if event.HasField("harness_woke")), default=0)
-
-    async def add(self, *events: Event) -> None:
-        """Appends as a client, the session service or a harness that nobody knows."""
-        async with self._news:
-            self._append(events, 0)
-            self._news.notify_all()
-
-    async def read(self, start_position: int) -> AsyncIterator[Page]:
-        """Yields the log and what is appended (see `SessionLog.follow`)."""
-        start = start_position
-        while True:
-            page = self.events[start - 1 :]
-            yield Page([fact_of(event) for event in page], len(self.events))
-            start += len(page)
-            async with self._news:
-                while len(self.events) < start:
-                    await self._news.wait()
-
-    async def emit(self, events: Sequence[Event], epoch: int, expected: int | None) -> Appended:
-        """Appends as a harness."""
-        async with self._news:
-            found = [event.position for event in self.events if event.event_id == events[0].event_id]
-            if found:
-                return Appended(found[0])
-            self._check(events, epoch, expected)
-            first = self._append(events, epoch)
-            self._news.notify_all()
-        return Appended(first, "grant" if events[0].HasField("harness_woke") else "")
-
-    def _check(self, events: Sequence[Event], epoch: int, expected: int | None) -> None:
-        if expected is not None and expected != len(self.events):
-            raise Conflict("POSITION_CONFLICT", "the log has moved on", last_position=len(self.events))
-        if not events[0].HasField("harness_woke") and epoch != self.epoch:
-            raise Conflict("EPOCH_STALE", "a newer harness has the session")
-        if {event.event_id for event in events} & {event.event_id for event in self.events}:
-            raise Invalid("EVENT_INVALID", "another one of them is there already")
-        asked = {call.id for reply in self.only("model_replied") for call in calls_of(reply.content_json, "")}
-        settled = {it.tool_use_id for it in self.only("tool_finished")}
-        for event in events:
-            if {call.id for call in calls_of(event.model_replied.content_json or "[]", "")} & asked:
-                raise Refused("TOOL_CALL_SETTLED", "another call has this id")
-            if event.HasField("tool_finished") and event.tool_finished.tool_use_id in settled:
-                raise Refused("TOOL_CALL_SETTLED", "the call has its result")
-
-    def _append(self, events: Sequence[Event], epoch: int) -> int:
-        first = len(self.events) + 1
-        for position, event in enumerate(events, first):
-            stored = Event()
-            stored.CopyFrom(event)
-            stored.position, stored.epoch = position, epoch
-            self.events.append(stored)
-        return first
 
 
 class Life:
@@ -178,7 +99,7 @@ and the tools that it calls."""
 class World:
     """What outlives harnesses. `asked` has, for each question to the model, how many answers the log had by then."""
 
-    log: Log
+    log: MemoryLog
     turns: Turns
     asked: list[int] = field(default_factory=list)
     hold_model: asyncio.Event | None = None  # answers wait for it
@@ -211,13 +132,18 @@ class RehearsedLog:
 
     session_id = SESSION
 
-    def __init__(self, log: Log, life: Life) -> None:
+    def __init__(self, log: MemoryLog, life: Life) -> None:
         self.newest: Sequence[Fact] = ()
         self._log = log
         self._life = life
+        self.put_blob = log.put_blob
+        self.get_blob = log.get_blob
+        self.read = log.read
+        self.watched = log.watched
+        self.drop, self.flush, self.close = log.drop, log.flush, log.close
 
     async def follow(self, start_position: int) -> AsyncIterator[Page]:
-        async for page in self._log.read(start_position):
+        async for page in self._log.follow(start_position):
             if self._life.over:
                 raise asyncio.CancelledError
             yield page
@@ -225,45 +151,12 @@ class RehearsedLog:
     async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
         return await self._life.call(lambda: self._log.emit(events, epoch, expected_position))
 
-    async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
-        sha256 = hashlib.sha256(data).hexdigest()
-        self._log.blobs["blob_" + sha256[:26]] = data
-        return BlobRef("blob_" + sha256[:26], media_type, len(data), sha256)
-
-    async def get_blob(self, blob_id: str, max_bytes: int) -> bytes | None:
-        if blob_id not in self._log.blobs:
-            raise Gone("BLOB_NOT_FOUND", "no such blob", blob_id=blob_id)
-        data = self._log.blobs[blob_id]
-        return data if len(data) <= max_bytes else None
-
-    async def read(
-        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
-    ) -> Slice:
-        head = len(self._log.events)
-        found = self._log.events[max(1, start) - 1 : (end or head + 1) - 1]
-        wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
-        page = (wanted[::-1] if descending else wanted)[: most or 100]
-        last = page[-1].position if page else 0
-        return Slice(page, (last if descending else last + 1) if len(page) < len(wanted) else 0, head)
-
     def previews(self, epoch: int) -> RehearsedLog:
         return self
 
-    async def watched(self, epoch: int) -> bool:
-        return False
-
     def show(self, preview: Preview) -> None:
         if not self._life.over:
-            self._log.shown.append(preview)
-
-    def drop(self) -> None:
-        """Has sent everything."""
-
-    async def flush(self) -> None:
-        """Has sent everything."""
-
-    async def close(self) -> None:
-        """Has sent everything."""
+            self._log.show(preview)
 
 
 @dataclass

@@ -49,6 +49,18 @@ async def serving(client: Client, name: str, token: str, *command: str) -> Async
             await process.communicate()
 
 
+async def handmesh(mesh: Mesh, *arguments: str) -> str:
+    """Runs `handmesh hand ...` on the mesh, and returns what it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "handmesh.cli", "hand", *arguments, "--data-dir", str(mesh.files.data_directory)),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await process.communicate()
+    assert process.returncode == 0, printed
+    return printed.decode()
+
+
 async def known(client: Client, name: str) -> bool:
     """Says whether a worker of the hand is connected."""
     link = client.sandbox_link
@@ -93,11 +105,14 @@ def painted(picture: bytes) -> int:
 
 
 async def test_a_directory_is_served_and_its_token_revoked(client: Client, mesh: Mesh, tmp_path: Path) -> None:
-    """`handmesh hand serve`, then `hand revoke`: the worker is gone at once, and never comes back."""
-    made = await client.hand_tokens.create("laptop")
+    """`handmesh hand token`, `serve`, `revoke`: the worker is gone at once, and never comes back.
+
+    No part of the mesh has the token in its log, and no list tells it.
+    """
+    token = (await handmesh(mesh, "token", "laptop")).strip()
     (tmp_path / "here.txt").write_text("found\n")
     command = ("-m", "handmesh.cli", "hand", "serve", "--root", str(tmp_path))
-    async with serving(client, "laptop", made.token, *command) as process:
+    async with serving(client, "laptop", token, *command) as process:
         sandbox = await client.sandbox_link.call(
             client.sandbox_stub.Provision, pb.ProvisionRequest(environment="laptop")
         )
@@ -108,13 +123,17 @@ async def test_a_directory_is_served_and_its_token_revoked(client: Client, mesh:
         )
         said = (await client.sandbox_link.call(client.sandbox_stub.Execute, request)).result
         assert said.output == "found\n0\n[exit code: 1]"
-        await client.hand_tokens.revoke("laptop")
+        assert "revoked" in await handmesh(mesh, "revoke", "laptop")
         async with asyncio.timeout(SECONDS):
             _, errors = await process.communicate()
-        assert process.returncode == 1 and b"GRANT_INVALID" in errors and made.token.encode() not in errors
+        assert process.returncode == 1 and b"GRANT_INVALID" in errors and token.encode() not in errors
     assert not await known(client, "laptop")
     listed = [each for each in await client.hand_tokens.all() if each.name == "laptop"]
     assert [each.HasField("revoke_time") for each in listed] == [True]
+    secret = token.partition(".")[2]
+    assert "laptop" in (told := await handmesh(mesh, "tokens")) and secret not in told
+    logs = [file.read_text(errors="replace") for file in (mesh.files.data_directory / "logs").iterdir()]
+    assert logs and not any(secret in log for log in logs)
 
 
 async def test_a_hands_token_is_no_key_anywhere(client: Client) -> None:

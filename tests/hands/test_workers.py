@@ -16,6 +16,8 @@ from handmesh.hand.local import Directory
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1 import tool_pb2
 from services.kit.channels import raised
+from services.sandbox.backends import keys
+from services.sandbox.environments import parse
 from tests.support.cut_link import cut_link
 from tests.support.hands_ground import SECONDS, Ground, ground
 
@@ -295,3 +297,29 @@ async def test_a_mesh_that_refuses_is_not_asked_again(it: Ground) -> None:
         await it.workers[0][1]
     assert refused.value.reason == "WORKER_REPLACED"
     assert (await call).outcome == tool_pb2.TOOL_OUTCOME_UNKNOWN
+
+
+async def test_an_operators_environment_chooses_workers(tmp_path: Path) -> None:
+    """By the hand's name and by labels; it limits the tools; without a worker that fits it is not available."""
+    text = '[environments.lab]\nbackend = "remote"\nworker = "bench"\ntools = ["switch"]\ndescription = "Room 4."\n'
+    known = parse(text + '[environments.lab.labels]\nroom = "4"\n', "f.toml", keys())
+    async with ground(tmp_path, environments=known) as it:
+        wrong, right = Lamp(), Lamp()
+
+        async def available() -> bool:
+            rows = (await it.client.ListEnvironments(pb.ListEnvironmentsRequest())).environments
+            return bool(next(row.available for row in rows if row.name == "lab"))
+
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await it.client.ListTools(pb.ListToolsRequest(environment="lab"))
+        assert raised(error.value).reason == "HAND_OFFLINE"
+        await it.worker(wrong, "bench", labels={"room": "5"})
+        assert not await available()
+        await it.worker(right, "bench", labels={"room": "4", "more": "x"})
+        assert await available()
+        found = await it.client.ListTools(pb.ListToolsRequest(environment="lab"))
+        assert ([tool.name for tool in found.tools], found.environment_description) == (["switch"], "Room 4.")
+        sandbox = await it.sandbox("lab")
+        for _ in range(4):
+            assert (await it.execute(sandbox, "switch", on=True)).output == "on=True"
+        assert (wrong.log, len(right.log)) == ([], 4)

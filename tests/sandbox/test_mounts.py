@@ -11,13 +11,18 @@ import pytest
 from services.kit.errors import Conflict, Gone, Invalid, Unavailable
 from services.kit.ids import mint
 from services.sandbox.backends import Backends
+from services.sandbox.doorman import Doorman
 from services.sandbox.environments import BUILT_IN
 from services.sandbox.hand import HandSettings
 from services.sandbox.mounts import Mount, Mounts
+from services.sandbox.owners import Owners
+from services.sandbox.owners_core import Goal
+from services.sandbox.owners_records import OwnerRecords
 from services.sandbox.resources import Blob, Resources
 from services.sandbox.sandboxes import Call, Sandboxes, Wanted
 from services.sandbox.session import Memory, Whose
 from tests.support.git import planting
+from tests.support.owners import MemoryLogs
 
 STORE, SESSION = mint("mem"), mint("sess")
 NOTES = "/workspace/notes"
@@ -96,8 +101,8 @@ class Stand:
 
     def open(self) -> None:
         self.backends = Backends(HandSettings(self.folder, allow_unisolated=True))
-        resources = Resources(self.session, Mounts(self.folder / "mounts"))
-        self.sandboxes = Sandboxes(self.backends, BUILT_IN, None, resources, planting=planting(self.folder))
+        self.resources = Resources(self.session, Mounts(self.folder / "mounts"))
+        self.sandboxes = Sandboxes(self.backends, BUILT_IN, None, self.resources, planting=planting(self.folder))
 
     async def mounted(self, read_only: bool = False, **given: str) -> str:
         wanted = Wanted("process", SESSION, resources=(Mount(NOTES, STORE, read_only),), **given)  # type: ignore[arg-type]
@@ -204,6 +209,25 @@ async def test_mounts_outlive_the_service(stand: Stand) -> None:
     assert await stand.mounted(request_id="sess/main/1") == id  # mounted once
     assert await stand.bash(id, "echo 5 > notes/a; rm -r notes/deep") == "(no output)"
     assert stand.session.files == {"a": b"5\n"}
+
+
+async def test_a_hand_that_changes_its_owner_takes_no_mount_along(stand: Stand) -> None:
+    """What is left to write is written for the old session, or the hand stays; then the files are plain ones."""
+    sandbox_id = await stand.mounted()
+    stand.session.away = True
+    await stand.bash(sandbox_id, "echo late > notes/a")
+    records = OwnerRecords(stand.backends, MemoryLogs())
+    owners = Owners(records, stand.resources, Doorman(BUILT_IN))
+    with pytest.raises(Unavailable):
+        await owners.transfer(sandbox_id, Goal(mint("sess"), "box"), 1, 0.0)
+    assert (await stand.sandboxes.found(sandbox_id)).labels.session_id == SESSION
+    stand.session.away = False
+    await owners.resume()
+    assert (await stand.sandboxes.found(sandbox_id)).labels.generation == 2
+    assert (stand.session.files["a"], stand.resources.has_mounts(sandbox_id)) == (b"late\n", False)
+    writes = stand.session.writes
+    assert await stand.bash(sandbox_id, "cat notes/a; echo mine > notes/a") == "late"
+    assert stand.session.writes == writes
 
 
 async def test_a_store_that_is_not_the_callers_is_not_mounted(stand: Stand) -> None:

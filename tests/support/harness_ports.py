@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
-from handmesh.session.v1.event_pb2 import Event, MessageReceived, SessionStarted, TokenUsage
-from handmesh.session.v1.session_pb2 import Preview
-from services.harness.adapters.codec import calls_of, fact_of
-from services.harness.core import BlobRef, Config, Fact, ToolResult, ToolSpec
+from handmesh.session.v1.event_pb2 import Event, MessageReceived, TokenUsage
+from services.harness.adapters import memory
+from services.harness.core import BlobRef, Config, ToolResult, ToolSpec
 from services.harness.mesh.tool import Asked, MeshTools
-from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Slice, Standing, Toolbox
-from services.kit import ids
-from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
+from services.harness.ports import Answer, ModelFailure, Ports, Sandbox, Standing, Toolbox
+from services.kit.errors import Gone, Invalid, ServiceError
 
-SESSION = "sess_" + "0" * 26
+SESSION = memory.SESSION
 
 
 def message(text: str, event_id: str) -> Event:
@@ -28,137 +25,28 @@ def message(text: str, event_id: str) -> Event:
     return Event(event_id=event_id, message_received=MessageReceived(content_json=content))
 
 
-def _check_calls(replies: Sequence[Any], events: Sequence[Event]) -> None:
-    known = {call.id for it in replies for call in calls_of(it.content_json, "")}
-    for event in events:
-        ids = [call.id for call in calls_of(event.model_replied.content_json or "[]", "")]
-        if len(set(ids)) < len(ids):
-            raise Invalid("EVENT_INVALID", "two tool calls of the reply have the same id", field="content_json")
-        if known & set(ids):
-            raise Refused("TOOL_CALL_SETTLED", "the tool call has its result already")
-
-
-class MemoryLog:
-    """A session's log in memory (see `SessionLog`), with fencing, idempotency and one result for each call."""
+class MemoryLog(memory.MemoryLog):
+    """A session's log in memory, of which tests ask more."""
 
     def __init__(self, config: SessionConfig | None = None, first: str = "hello") -> None:
-        self.session_id = SESSION
-        self.events: list[Event] = []
-        self.newest: list[Fact] = []
-        self.shown: list[Preview] = []
-        self.blobs: dict[str, bytes] = {}
+        super().__init__(config, message(first, "m1"))
         self.fetched: list[str] = []
         self.blob_refusal: ServiceError | None = None
         self.is_watched = False
         self.asked_watched = 0  # how often
-        self.clock = 0.0  # Unix time, seconds, of what is appended
-        self._news = asyncio.Condition()
-        self._append([Event(event_id="start", session_started=SessionStarted(config=config))], 0)
-        self._append([message(first, "m1")], 0)
-
-    def kinds(self) -> list[str]:
-        """Names the events' kinds."""
-        return [event.WhichOneof("kind") or "" for event in self.events]
-
-    def only(self, kind: str) -> list[Any]:
-        """Returns what the events of one kind say."""
-        return [getattr(event, kind) for event in self.events if event.WhichOneof("kind") == kind]
-
-    async def add(self, *events: Event) -> None:
-        """Appends as a client or as another harness does."""
-        async with self._news:
-            self._append(events, 0)
-            self._news.notify_all()
-
-    async def follow(self, start_position: int) -> AsyncIterator[Page]:
-        start = start_position
-        while True:
-            page = self.events[start - 1 :]
-            yield Page([fact_of(event) for event in page], len(self.events))
-            start += len(page)
-            async with self._news:
-                while len(self.events) < start:
-                    await self._news.wait()
-
-    async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
-        await asyncio.sleep(0)
-        for event in events:
-            ids.check("event_id", event.event_id)
-            if event.ByteSize() > 1024 * 1024:
-                raise Invalid("EVENT_TOO_LARGE", "an event has at most 1 MiB")
-        async with self._news:
-            found = [event.position for event in self.events if event.event_id == events[0].event_id]
-            if found:
-                return Appended(found[0])
-            _check_calls(self.only("model_replied"), events)
-            if {event.event_id for event in events} & {event.event_id for event in self.events}:
-                raise Invalid("EVENT_INVALID", "another one of them is there already")
-            if expected_position is not None and expected_position != len(self.events):
-                raise Conflict("POSITION_CONFLICT", "moved on", last_position=len(self.events))
-            wokes = [event.position for event in self.events if event.HasField("harness_woke")]
-            if not events[0].HasField("harness_woke") and epoch != max(wokes, default=0):
-                raise Conflict("EPOCH_STALE", "a newer harness")
-            settled = {it.tool_use_id for it in self.only("tool_finished")}
-            if any(event.tool_finished.tool_use_id in settled for event in events if event.HasField("tool_finished")):
-                raise Refused("TOOL_CALL_SETTLED", "settled")
-            first = self._append(events, epoch)
-            self._news.notify_all()
-        grant = "grant" if events[0].HasField("harness_woke") else ""
-        return Appended(first, grant, int(self.clock * 1e9))
-
-    def _append(self, events: Sequence[Event], epoch: int) -> int:
-        first = len(self.events) + 1
-        for position, event in enumerate(events, first):
-            stored = Event()
-            stored.CopyFrom(event)
-            stored.position, stored.epoch = position, epoch
-            stored.emit_time.FromNanoseconds(int(self.clock * 1e9))
-            self.events.append(stored)
-        return first
 
     async def put_blob(self, data: bytes, media_type: str) -> BlobRef:
         if self.blob_refusal is not None:
             raise self.blob_refusal
-        sha256 = hashlib.sha256(data).hexdigest()
-        ref = BlobRef("blob_" + sha256[:26], media_type, len(data), sha256)
-        self.blobs[ref.blob_id] = data
-        return ref
+        return await super().put_blob(data, media_type)
 
     async def get_blob(self, blob_id: str, max_bytes: int) -> bytes | None:
         self.fetched.append(blob_id)
-        if blob_id not in self.blobs:
-            raise Gone("BLOB_NOT_FOUND", "no such blob", blob_id=blob_id)
-        return self.blobs[blob_id] if len(self.blobs[blob_id]) <= max_bytes else None
-
-    async def read(
-        self, start: int, end: int, kinds: Sequence[str] = (), *, descending: bool = False, most: int = 0
-    ) -> Slice:
-        head = len(self.events)
-        found = self.events[max(1, start) - 1 : (end or head + 1) - 1]
-        wanted = [event for event in found if not kinds or event.WhichOneof("kind") in kinds]
-        page = (wanted[::-1] if descending else wanted)[: most or 100]
-        last = page[-1].position if page else 0
-        more = len(page) < len(wanted)
-        return Slice(page, (last if descending else last + 1) if more else 0, head)
-
-    def previews(self, epoch: int) -> MemoryLog:
-        return self
+        return await super().get_blob(blob_id, max_bytes)
 
     async def watched(self, epoch: int) -> bool:
         self.asked_watched += 1
         return self.is_watched
-
-    def show(self, preview: Preview) -> None:
-        self.shown.append(preview)
-
-    def drop(self) -> None:
-        pass
-
-    async def flush(self) -> None:
-        pass
-
-    async def close(self) -> None:
-        pass
 
 
 def said(text: str = "done", stop_reason: str = "end_turn", **calls: tuple[str, dict[str, Any]]) -> Answer:
