@@ -108,6 +108,7 @@ class Move:
 
     LEAVING: nothing starts any more for the old owner; it may still be undone. DECIDED: nothing runs; it will be done,
     and the old owner's log may say so. OWNED: the labels name the new owner, and `from_session_id` the old one.
+    `tenant` is whose the hand is: a session that is deleted on the way cannot say so any more.
     """
 
     to_session_id: str  # empty for nobody
@@ -115,6 +116,7 @@ class Move:
     until: float  # Unix seconds: what still runs then is cancelled
     stage: Literal["LEAVING", "DECIDED", "OWNED"] = "LEAVING"
     from_session_id: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True)
