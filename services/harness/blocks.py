@@ -127,3 +127,19 @@ def stand_in(reply: str, ref: BlobRef) -> str:
         if block.get("type") == "tool_use"
     ]
     return spelled([reference(ref), *calls])
+
+
+def whole(value: Any) -> Any:
+    """Puts a replacement for every half of a character: no JSON on the wire can hold one."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [whole(each) for each in value]
+    if isinstance(value, dict):
+        return {whole(key): whole(each) for key, each in value.items()}
+    return value
+
+
+def blank(block: Block) -> bool:
+    """Tells whether a block is text that says nothing."""
+    return block.get("type") == "text" and not str(block.get("text", "")).strip()

@@ -136,10 +136,6 @@ class DialledIn(Protocol):
         """Returns a recipe for each hand of a tenant whose worker has ever connected, by name."""
         ...
 
-    def tokens(self) -> Mapping[str, Sequence[str]]:
-        """Returns the ids of the tokens whose workers are linked, each with those workers."""
-        ...
-
     def revoke(self, token_id: str) -> None:
         """Ends the links of a token's workers. Their executions end as if the workers had died."""
         ...

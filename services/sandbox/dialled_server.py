@@ -30,10 +30,11 @@ class Workers:
         checked = await self._tokens.check(token)
         self._check_name(checked, request.name)
         works = self._backends.takes_workers().connect(messages.registration(request, checked))
-        async with aclosing(works):
-            async for work in works:
-                self._tokens.use(checked.token_id, token)
-                yield messages.work(work)
+        with self._tokens.link(checked.token_id, token) as check:
+            async with aclosing(works):
+                async for work in works:
+                    check()
+                    yield messages.work(work)
 
     def _check_name(self, checked: Checked, name: str) -> None:
         recipe = self._environments.recipes.get(checked.name)

@@ -24,10 +24,11 @@ MAX_ENTRIES = 10_000  # of an archive
 MAX_PACKED_ENTRIES = 200_000
 NO_NETWORK = "none"
 FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS = "files", "checkpoints", "repositories", "doors", "pools"
+ENV = "env"  # the recipe's variables for tools
 CUSTODY = (
     "custody"  # what runs in it runs by the service's own hand: it ends with it, and so do its processes and state
 )
-CAPABILITIES = frozenset({FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS, CUSTODY})  # what a sandbox is, beside tools
+CAPABILITIES = frozenset({FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS, ENV, CUSTODY})  # beside tools
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,7 @@ class Move:
 
     LEAVING: nothing starts any more for the old owner; it may still be undone. DECIDED: nothing runs; it will be done,
     and the old owner's log may say so. OWNED: the labels name the new owner, and `from_session_id` the old one.
+    `tenant` is whose the hand is: a session that is deleted on the way cannot say so any more.
     """
 
     to_session_id: str  # empty for nobody
@@ -114,6 +116,7 @@ class Move:
     until: float  # Unix seconds: what still runs then is cancelled
     stage: Literal["LEAVING", "DECIDED", "OWNED"] = "LEAVING"
     from_session_id: str = ""
+    tenant: str = ""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +60,7 @@ class HandTokens:
         self._kept: OrderedDict[bytes, tuple[Checked, float]] = OrderedDict()
         self._revoked: OrderedDict[str, None] = OrderedDict()  # those heard of last
         self._in_use: dict[str, str] = {}  # token id -> token, of those that workers are linked by
+        self._links: Counter[str] = Counter()  # token id -> how many
         self._news = 0
         self._checking: set[asyncio.Task[None]] = set()
 
@@ -88,11 +90,27 @@ class HandTokens:
             raise problem from None
         return Checked(answer.hand_token_id, answer.tenant, answer.name)
 
-    def use(self, token_id: str, token: str) -> None:
-        """Notes that a worker is linked by a token. Raises Unauthenticated for one that was revoked just now."""
-        if token_id in self._revoked:
-            raise _invalid()
+    @contextmanager
+    def link(self, token_id: str, token: str) -> Iterator[Callable[[], None]]:
+        """Notes that a worker is linked by a token, for as long as this is entered.
+
+        What it gives raises Unauthenticated for a token that was revoked meanwhile.
+        """
+
+        def check() -> None:
+            if token_id in self._revoked:
+                raise _invalid()
+
+        check()
         self._in_use[token_id] = token
+        self._links[token_id] += 1
+        try:
+            yield check
+        finally:
+            self._links[token_id] -= 1
+            if not self._links[token_id]:
+                del self._links[token_id]
+                self._in_use.pop(token_id, None)
 
     def revoked(self, token_id: str) -> None:
         """Takes the news that a token is void."""
@@ -131,8 +149,10 @@ class NoTokens:
         """Raises Unavailable (`SESSION_UNAVAILABLE`)."""
         raise Unavailable("SESSION_UNAVAILABLE", "hands need HANDMESH_SESSION_ADDRESS: nobody can check their tokens")
 
-    def use(self, token_id: str, token: str) -> None:
+    @contextmanager
+    def link(self, token_id: str, token: str) -> Iterator[Callable[[], None]]:
         """Never comes to that."""
+        yield lambda: None
 
 
 def _invalid() -> Unauthenticated:

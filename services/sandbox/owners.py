@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from services.kit import failpoints
-from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError, Unavailable
+from services.kit.errors import Conflict, Denied, Gone, Invalid, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 from services.sandbox import owners_core as core
 from services.sandbox.doorman import Doorman
@@ -62,8 +62,9 @@ class Owners:
                 if goal.session_id == info.labels.session_id:
                     where = "in that session" if goal.session_id else "outside of sessions"
                     raise Invalid("ARGUMENT_INVALID", f"the hand is {where} already", field="to_session_id")
-                await self._records.check_goal(info.labels, goal)
-                await self._records.relabel(hand, info.labels, core.leaving(info.labels, goal, time.time() + seconds))
+                tenant = await self._records.check_goal(info.labels, goal)
+                leaving = core.leaving(info.labels, goal, time.time() + seconds, tenant)
+                await self._records.relabel(hand, info.labels, leaving)
                 failpoints.hit("sandbox.hand_leaving")
         await self._carried(sandbox_id)
         return (await self._backends.find(sandbox_id))[1]
@@ -87,12 +88,14 @@ class Owners:
         """Gives a standing hand, by its name or id, to a session that has asked for it. Idempotent.
 
         A harness gets what the session's configuration names. Raises as `transfer`, Gone (`HAND_UNKNOWN`), Refused
-        (`HAND_TAKEN`), Invalid.
+        (`HAND_TAKEN`), Denied (`HAND_READ_ONLY`), Invalid.
         """
         seen = await self._records.logs.seen(session_id)
         if by_harness and seen.hands.get(hand_name) != reference:
             what = f"the session's configuration names no standing hand {hand_name!r}"
             raise Invalid("ARGUMENT_INVALID", what, field="standing_hand")
+        if by_harness and hand_name in seen.reading and not read_only:
+            raise Denied("HAND_READ_ONLY", "the session's configuration only lets it read this hand", name=hand_name)
         labels = await self.standing(reference, seen.tenant)
         if read_only:
             return await self.shares.share(labels.sandbox_id, session_id, hand_name)

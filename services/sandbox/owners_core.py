@@ -28,7 +28,10 @@ class Goal:
 
 @dataclass(frozen=True)
 class SessionSeen:
-    """A session as far as hands go. `hands` are those of its configuration: for each the standing hand it names."""
+    """A session as far as hands go.
+
+    `hands` are those of its configuration: for each the standing hand it names. Those in `reading` it may only read.
+    """
 
     tenant: str
     ended: bool = False
@@ -37,6 +40,7 @@ class SessionSeen:
     servers: Collection[str] = ()
     parent: str = ""
     hand_over_to: Collection[str] = ()
+    reading: Collection[str] = ()
 
 
 @dataclass(frozen=True)
@@ -190,9 +194,9 @@ def _standing_names(labels: Labels) -> set[str]:
     return {labels.standing, labels.move.to_hand if coming and labels.move else ""} - {""}
 
 
-def leaving(labels: Labels, goal: Goal, until: float) -> Labels:
-    """Returns the labels of a hand that is to go. `until` is when what runs is cancelled (Unix seconds)."""
-    return replace(labels, move=Move(goal.session_id, goal.hand, until))
+def leaving(labels: Labels, goal: Goal, until: float, tenant: str = "") -> Labels:
+    """Returns the labels of a tenant's hand that is to go. `until` is when what runs is cancelled (Unix seconds)."""
+    return replace(labels, move=Move(goal.session_id, goal.hand, until, tenant=tenant))
 
 
 def decided(labels: Labels) -> Labels:

@@ -90,6 +90,7 @@ class SessionLogs:
             frozenset(server.name for server in config.mcp_servers),
             config.parent_session_id,
             frozenset(config.hand_over_to),
+            frozenset(name for name, spec in config.hands.items() if spec.read_only),
         )
 
     async def say(self, session_id: str, tenant: str, event_id: str, said: Said) -> None:

@@ -33,8 +33,8 @@ class OwnerRecords:
             raise Unavailable("SESSION_UNAVAILABLE", "this sandbox service was not told where the session service is")
         return self._logs
 
-    async def check_goal(self, labels: Labels, goal: Goal) -> None:
-        """Raises what stands in the way of a hand, before anything has happened."""
+    async def check_goal(self, labels: Labels, goal: Goal) -> str:
+        """Returns whose a hand is. Raises what stands in its way, before anything has happened."""
         seen: SessionSeen | None = None
         tenant = await self.tenant_of(labels)
         if goal.session_id:
@@ -45,6 +45,7 @@ class OwnerRecords:
         others = [info.labels for _, info in await self.backends.listed()]
         others = [other for other in others if other.sandbox_id != labels.sandbox_id]
         core.check_free(labels, goal, tenant, seen, others)
+        return tenant
 
     async def check_kin(self, session_id: str, to_session_id: str) -> None:
         """Raises Denied (`HAND_OVER_DENIED`) unless a session's harness may give its hands to another one."""
@@ -56,6 +57,8 @@ class OwnerRecords:
 
     async def tenant_of(self, labels: Labels) -> str:
         """Returns whose a hand is. A session that was deleted meanwhile cannot say: the next one is asked."""
+        if labels.move is not None and labels.move.tenant:
+            return labels.move.tenant
         to = labels.move.to_session_id if labels.move is not None else ""
         for session_id in filter(None, (labels.session_id, to)):
             try:

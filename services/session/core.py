@@ -10,7 +10,8 @@
 for each of them would make a long log quadratic. Everything in it follows from the log, so it can be made again.
 
 A turn is open from a message on until a `turn_ended` that has read it. What a harness is needed for is read off the
-turn: nobody is woken for a session that only waits for a person.
+turn: nobody is woken for a session that only waits for a person. A line longer than a module should be: a case for each
+kind of event.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from services.harness.core import (
+    Attached,
     CallFinished,
     Config,
     DoorRefused,
@@ -77,6 +78,13 @@ def test_results_stand_in_the_order_of_their_calls_before_what_was_said_meanwhil
     assert [role for role, _ in messages] == ["user", "assistant", "user"]
     assert messages[2][1][:2] == [[said("A")], [said("B")]]
     assert "evil.example" in messages[2][1][2] and messages[2][1][3] == "hurry"
+
+
+def test_what_became_of_hands_is_told_with_the_next_message() -> None:
+    """A hand that another session has given is as new to Claude Code as to the model of `messages`."""
+    came = Attached(5, "tool", "sbx", "sess_a", False, "a bench")
+    messages = told(wrote(2, "hi"), replied(3, 2, said("yes")), came, wrote(6, "use it"))
+    assert "`tool` was handed to this session" in messages[2][1][0] and messages[2][1][1] == "use it"
 
 
 def test_a_refused_turn_is_left_out() -> None:

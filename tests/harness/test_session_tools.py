@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from handmesh.sandbox.v1.sandbox_pb2 import GitRepository, Resource
+from handmesh.sandbox.v1.sandbox_pb2 import BlobSource, GitRepository, Resource
 from handmesh.session.v1.config_pb2 import (
     Budgets,
     ChildLimits,
@@ -164,6 +164,14 @@ def test_what_is_asked_for_is_what_a_parent_may_give(parent: SessionConfig, give
     assert max(0, made.child_limits.max_depth) < max(1, parent.child_limits.max_depth)
 
 
+def test_a_child_has_no_blobs_of_its_parents() -> None:
+    """A blob is its session's alone: a hand that wants another's would never come."""
+    parent = SessionConfig()
+    parent.CopyFrom(FULL)
+    parent.hands["main"].resources.append(Resource(mount_path="/workspace/x", blob=BlobSource(blob_id="blob_x")))
+    assert child_of(parent, {"title": "t"}).hands["main"] == FULL.hands["main"]
+
+
 def test_a_child_is_like_its_parent_but_for_what_is_said() -> None:
     """Model, prompt, hands with what is put into them, servers, vaults, memories and labels; one level less."""
     child = child_of(FULL, {"title": "t", "model": "n"})
@@ -231,10 +239,19 @@ async def test_messages_say_who_wrote() -> None:
 
 
 async def test_children_are_listed_and_ended() -> None:
-    """Newest first as the log has them; one that was deleted is said to be."""
+    """Newest first as the log has them; one that was deleted is said to be, and nothing is said of another's.
+
+    A log that was imported names as children whatever its author likes.
+    """
     village = Village()
     village.add()
+    village.add("sess_" + "f" * 26, parent="sess_" + "p" * 26)
     told = json.loads((await use(village, "list_sessions")).output)["sessions"]
-    assert [(it["session"], it["status"]) for it in told] == [(CHILD, "idle"), ("sess_" + "g" * 26, "deleted")]
+    assert [(it["session"], it["status"]) for it in told] == [
+        (CHILD, "idle"),
+        ("sess_" + "f" * 26, "deleted"),
+        ("sess_" + "g" * 26, "deleted"),
+    ]
+    assert told[1].keys() == {"session", "status"}
     await use(village, "end_session", session=CHILD, reason="enough")
     assert village.sent == [("grant", CHILD, "end", "enough")]

@@ -21,9 +21,9 @@ from services.harness.core import (
     ToolResult,
     ToolSpec,
 )
-from services.harness.loops.messages import refusals
 from services.harness.loops.messages.request import written
 from services.harness.loops.messages.view import view
+from services.harness.turn import refusals
 from services.harness.turn.state import fold_all
 
 SPEC = ToolSpec("bash", "Runs a command.", '{"type":"object"}')

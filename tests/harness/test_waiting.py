@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from handmesh.session.v1.config_pb2 import SessionConfig
+from handmesh.session.v1.config_pb2 import CustomTool, SessionConfig
 from handmesh.session.v1.event_pb2 import ChildRested, Event, InterruptRequested
 from services.harness.core import Config, ToolResult, ToolSpec
 from services.harness.loops.messages import make
@@ -121,3 +121,13 @@ async def test_an_interrupt_ends_what_rests() -> None:
     await log.add(Event(event_id="i", interrupt_requested=InterruptRequested()))
     await run(log, there)
     assert (outcomes(log), ends(log), len(waiter.since)) == (["INTERRUPTED"], ["INTERRUPTED"], asked)
+
+
+async def test_a_clients_time_is_kept_beside_a_wait() -> None:
+    """A call that a client is to answer ends at its own time, however long another one waits for a session."""
+    custom = CustomTool(name="ask", description="Asks.", input_schema_json='{"type": "object"}')
+    custom.timeout.FromSeconds(60)
+    log, waiter = MemoryLog(SessionConfig(mesh_tools=["wait"], custom_tools=[custom])), Waiter()
+    there = ports(ScriptedModel(said(t1=("wait", {}), t2=("ask", {}))), MemoryHands(), mesh=[waiter])
+    until = await run(log, timed(waiter, there))
+    assert until is not None and until < there.now() + 61

@@ -159,7 +159,11 @@ async def test_a_standing_hand_outlives_the_sessions_that_have_it(it: Ground) ->
     sandbox_id = await it.stands(name)
     assert await it.stands(name) == sandbox_id
     a = await it.brain(tool=HandSpec(standing_hand=name))
-    b = await it.brain(tool=HandSpec(standing_hand=sandbox_id), other=HandSpec(standing_hand="nothing"))
+    b = await it.brain(
+        tool=HandSpec(standing_hand=sandbox_id),
+        other=HandSpec(standing_hand="nothing"),
+        eye=HandSpec(standing_hand=name, read_only=True),
+    )
     was(await refusal(it.bash(sandbox_id, "true", "x", a)), "GRANT_INVALID")
     got = await it.attached(a, "tool", name)
     assert (got.sandbox_id, got.session_id, got.hand, got.standing_hand) == (sandbox_id, a.id, "tool", name)
@@ -170,6 +174,7 @@ async def test_a_standing_hand_outlives_the_sessions_that_have_it(it: Ground) ->
     was(await refusal(it.attached(b, "tool", sandbox_id)), "HAND_TAKEN", session_id=a.id)
     was(await refusal(it.attached(b, "other", "nothing")), "HAND_UNKNOWN", hand="nothing")
     was(await refusal(it.attached(b, "other", name)), "ARGUMENT_INVALID", field="standing_hand")
+    was(await refusal(it.attached(b, "eye", name)), "HAND_READ_ONLY", name="eye")
     await it.session.client.EndSession(session_pb2.EndSessionRequest(session_id=a.id))
     while (await it.sandbox(sandbox_id)).session_id or (await it.sandbox(sandbox_id)).leaving:
         await asyncio.sleep(0.05)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from services.kit.errors import Conflict, Denied, Exists, Full, Invalid, Refused, ServiceError
+from services.kit.errors import Conflict, Denied, Exists, Full, Gone, Invalid, Refused, ServiceError
 from services.sandbox import owners_core as core
-from services.sandbox.hand import Labels, Owner
+from services.sandbox.backends import Backends
+from services.sandbox.hand import HandSettings, Labels, Owner
 from services.sandbox.owners_core import Goal, Right, SessionSeen
+from services.sandbox.owners_records import OwnerRecords
+from tests.support.owners import MemoryLogs
 
 LABELS = Labels("sbx_1", "default", 1.0, "a", "box", "a/box/1")
 GOAL = Goal("b", "tool")
@@ -130,3 +134,15 @@ def test_what_is_wrong_is_said() -> None:
         (SessionSeen("t", hand_over_to={"b"}), SessionSeen("t")),
     ):
         core.check_kin("a", own, "b", theirs)
+
+
+async def test_a_hand_whose_session_was_deleted_on_the_way_is_its_tenants_still(tmp_path: Path) -> None:
+    """A hand that is nobody's could be everybody's: whose it is was noted when it began to leave."""
+
+    class Deleted(MemoryLogs):
+        async def seen(self, session_id: str) -> SessionSeen:
+            raise Gone("SESSION_NOT_FOUND", "it was deleted")
+
+    records = OwnerRecords(Backends(HandSettings(tmp_path)), Deleted())
+    labels = core.decided(core.leaving(LABELS, Goal("", "shelf"), 9.0, "acme"))
+    assert await records.tenant_of(labels) == "acme"

@@ -1,4 +1,7 @@
-"""Events to facts, and what a harness decides to events."""
+"""Events to facts, and what a harness decides to events.
+
+A little longer than a module should be: a short function for each kind of event, one way and back.
+"""
 
 from __future__ import annotations
 

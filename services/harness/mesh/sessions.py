@@ -131,16 +131,17 @@ class SessionTools:
         found = []
         for session_id in ids[:MAX_LISTED]:
             try:
-                found.append(_told(await self._others.get(session_id)))
-            except Gone:
+                found.append(_told(await self._child(asked, session_id)))
+            except Gone:  # or a log that was imported, or forked, names one that is no child of this session
                 found.append({"session": session_id, "status": "deleted"})
         return {"sessions": found, **({"older": len(ids) - MAX_LISTED} if len(ids) > MAX_LISTED else {})}
 
-    async def _child(self, asked: Asked, session_id: str) -> None:
-        """Raises Gone for a session that this one has not started."""
+    async def _child(self, asked: Asked, session_id: str) -> Session:
+        """Returns a child. Raises Gone for a session that this one has not started."""
         found = await self._others.get(session_id)
         if found.config.parent_session_id != asked.log.session_id:
             raise Gone("SESSION_NOT_FOUND", f"no such session of this one's: {session_id}")
+        return found
 
 
 def child_of(mine: SessionConfig, given: Mapping[str, Any]) -> SessionConfig:
@@ -190,6 +191,10 @@ def _choose_hands(child: SessionConfig, names: Sequence[str] | None) -> None:
         unwanted = [name for name in child.hands if name not in names]
     for name in unwanted:
         del child.hands[name]
+    for spec in child.hands.values():
+        mine = [resource for resource in spec.resources if resource.WhichOneof("source") != "blob"]
+        del spec.resources[:]  # a blob is this session's alone: a hand that wants it would never come
+        spec.resources.extend(mine)
     if not child.hands and (had or names == []):
         child.no_hands = True
 

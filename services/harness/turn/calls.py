@@ -68,6 +68,8 @@ class Calls:
         config = self._state().config
         if hand == MESH:
             return [codec.offered(epoch, head, MESH, self._mesh.offered(config))]
+        if hand not in self._state().offering:
+            return []  # it has left since that was decided
         try:
             toolbox = await self._toolbox(hand)
         except ServiceError as problem:

@@ -157,9 +157,14 @@ def running(action: Action) -> tuple[ToolCall, ...]:
 
 def due(state: State, now: float) -> float | None:
     """Returns the next moment after `now` at which `decide` may say something else though nothing has happened."""
-    times = [runs_out(state), state.retry.at if state.retry else None]
-    times += [call.handed_out.due for call in state.calls.values() if call.handed_out and call.result is None]
+    times = [runs_out(state), state.retry.at if state.retry else None, times_out(state)]
     return min((time for time in times if time is not None and time > now), default=None)
+
+
+def times_out(state: State) -> float | None:
+    """Returns the moment at which the first call ends that a client has not answered, if any has an end."""
+    handed_out = (call.handed_out for call in state.calls.values() if call.result is None)
+    return min((asked.due for asked in handed_out if asked is not None and asked.due is not None), default=None)
 
 
 def _stop(state: State, waiting: tuple[Call, ...]) -> Action:

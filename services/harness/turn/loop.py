@@ -162,7 +162,8 @@ class Turn:
         while True:
             self.journal.check()
             head, now = self.state.head, self._ports.now()
-            action = self._calls.waits.left(core.decide(self.state, now, self._traits), head, now)
+            decided = core.decide(self.state, now, self._traits)
+            action = self._calls.waits.left(decided, head, now, core.times_out(self.state))
             if isinstance(action, core.Rest):
                 await self.cancel()
                 if action.until is not None and action.until - now <= LINGER_SECONDS:

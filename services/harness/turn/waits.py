@@ -19,8 +19,11 @@ class Waits:
         """Remembers that a call waits. `head` is the log's before it was sent."""
         self._calls[call_id] = (head, until)
 
-    def left(self, action: Action, head: int, now: float) -> Action:
-        """Returns an action without the calls that wait: a rest when that is all."""
+    def left(self, action: Action, head: int, now: float, times_out: float | None = None) -> Action:
+        """Returns an action without the calls that wait: a rest when that is all.
+
+        `times_out` is when the first of the calls ends that a client has not answered.
+        """
         if not isinstance(action, RunCalls):
             return action
         untils: dict[str, float] = {}
@@ -33,7 +36,7 @@ class Waits:
         calls = tuple(run for run in action.calls if run.call.id not in untils)
         if calls or action.provision:
             return RunCalls(calls, action.provision)
-        return Rest("calls wait for other sessions", min(untils.values()))
+        return Rest("calls wait for other sessions", min(filter(None, (times_out, *untils.values()))))
 
     def due(self, now: float) -> float | None:
         """Returns the next moment after `now` at which a call is sent again."""

@@ -1,4 +1,7 @@
-"""The runner's loop: callers, children, pipes and deadlines in one thread, none of which may stop it."""
+"""The runner's loop: callers, children, pipes and deadlines in one thread, none of which may stop it.
+
+A few lines longer than a module should be: it is one loop.
+"""
 
 from __future__ import annotations
 

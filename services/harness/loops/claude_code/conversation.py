@@ -2,8 +2,8 @@
 
 It is made anew from the log each time that Claude Code starts, so the log is all there is: no transcript is kept. A
 reply goes back as the model gave it, behind all that it had read. Between two replies stand the results of the first
-one's calls, then what doors of the session's hands have refused, then what was said, each in order. A turn that the
-model refused to answer is left out as a whole, and a summary stands for what it is of.
+one's calls, then what doors of the session's hands have refused and which hands came and went, then what was said, each
+in order. A turn that the model refused to answer is left out as a whole, and a summary stands for what it is of.
 """
 
 from __future__ import annotations
@@ -12,11 +12,23 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from services.harness import images
-from services.harness.blocks import REFERENCE, Block, text_block
-from services.harness.core import CallFinished, Compacted, DoorRefused, Message, Replied, Said, ToolResult
+from services.harness.blocks import REFERENCE, Block, blank, text_block, whole
+from services.harness.core import (
+    Attached,
+    CallFinished,
+    Compacted,
+    Detached,
+    DoorRefused,
+    HandNews,
+    Message,
+    Replied,
+    Said,
+    ToolResult,
+    Transferred,
+)
+from services.harness.turn import refusals
 from services.harness.turn.state import State
 
 Blobs = Mapping[str, Sequence[Block]]
@@ -88,7 +100,7 @@ class _Telling:
         self._blobs, self._renditions = blobs, renditions
         self._asked: tuple[str, ...] = ()  # ids of the last reply's calls
         self._results: dict[str, ToolResult] = {}
-        self._refusals: list[DoorRefused] = []
+        self._refusals: list[DoorRefused | HandNews] = []
         self._texts: list[Block] = []
         self._border = 0  # messages of turns that have ended
 
@@ -98,7 +110,7 @@ class _Telling:
                 self._texts += _fit(content, self._blobs, self._renditions) or [text_block("(empty message)")]
             case CallFinished(id=id, result=result):
                 self._results[id] = result
-            case DoorRefused():
+            case DoorRefused() | Attached() | Transferred() | Detached():
                 self._refusals.append(fact)
             case Replied():
                 self.tell()
@@ -106,7 +118,7 @@ class _Telling:
 
     def tell(self) -> None:
         results = [self._result(id) for id in self._asked]
-        refused = [_refused(self._refusals)] if self._refusals and (results or self._texts) else []
+        refused = whole(refusals.told(self._refusals)) if results or self._texts else []
         content = results + refused + self._texts
         self._asked, self._results, self._texts = (), {}, []
         if refused:
@@ -140,19 +152,13 @@ def result_blocks(result: ToolResult, blobs: Blobs, renditions: Mapping[str, str
 def _shown(result: ToolResult, blobs: Blobs, renditions: dict[str, list[Block]]) -> list[Block]:
     shown = _fit(result.content, blobs, renditions) if result.content else []
     if not any(block.get("type") == "text" for block in shown):
-        shown.insert(0, text_block(_whole(result.output) if result.output.strip() else "(no output)"))
+        shown.insert(0, text_block(whole(result.output) if result.output.strip() else "(no output)"))
     return shown
-
-
-def _refused(refusals: Sequence[DoorRefused]) -> Block:
-    lines = [f"- {each.door} {each.target}: {each.message} [{each.reason}]" for each in refusals]
-    told = "\n".join(["Since your last answer, doors of your hands have refused:", *lines])
-    return text_block(f"<system-reminder>\n{_whole(told)}\n</system-reminder>")
 
 
 def _fit(content: str, blobs: Blobs, renditions: dict[str, list[Block]]) -> list[Block]:
     """Returns a content's blocks as the API takes them."""
-    kept = (_whole(block) for block in _whole_blocks(content, blobs) if not _blank(block))
+    kept = (whole(block) for block in _whole_blocks(content, blobs) if not blank(block))
     return [fit for block in kept for fit in images.fitted(block, renditions)]
 
 
@@ -169,25 +175,10 @@ def _whole_blocks(content: str, blobs: Blobs) -> list[Block]:
 
 def _sendable(content: str) -> list[Block]:
     """Returns a reply's blocks as the API takes them back: those that it gave, but for what it would refuse."""
-    kept = [block for block in json.loads(content) if not _blank(block)]
+    kept = [block for block in json.loads(content) if not blank(block)]
     while kept and kept[-1].get("type") in _THINKING:
         kept.pop()
-    return [block if block.get("type") in _THINKING else _whole(block) for block in kept]
-
-
-def _blank(block: Block) -> bool:
-    return block.get("type") == "text" and not str(block.get("text", "")).strip()
-
-
-def _whole(value: Any) -> Any:
-    """Puts a replacement for every half of a character: no JSON on the wire can hold one."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_whole(each) for each in value]
-    if isinstance(value, dict):
-        return {_whole(key): _whole(each) for key, each in value.items()}
-    return value
+    return [block if block.get("type") in _THINKING else whole(block) for block in kept]
 
 
 def _within_limits(messages: Sequence[Told]) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from services.harness.blocks import blank, whole
 from services.harness.loops.messages.told import Block
 from services.harness.loops.messages.trimming import THINKING
 
@@ -35,19 +36,3 @@ def _encodes(value: Any) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def whole(value: Any) -> Any:
-    """Puts a replacement for every half of a character: no JSON on the wire can hold one."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [whole(each) for each in value]
-    if isinstance(value, dict):
-        return {whole(key): whole(each) for key, each in value.items()}
-    return value
-
-
-def blank(block: Block) -> bool:
-    """Tells whether a block is text that says nothing."""
-    return block.get("type") == "text" and not str(block.get("text", "")).strip()

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from services.harness import images
-from services.harness.blocks import REFERENCE, text_block
+from services.harness.blocks import REFERENCE, blank, text_block, whole
 from services.harness.core import (
     Attached,
     CallFinished,
@@ -22,11 +22,12 @@ from services.harness.core import (
     ToolResult,
     Transferred,
 )
-from services.harness.loops.messages import plain, refusals, trimming
+from services.harness.loops.messages import plain, trimming
 from services.harness.loops.messages.policy import Policy
-from services.harness.loops.messages.sendable import blank, sendable, whole
+from services.harness.loops.messages.sendable import sendable
 from services.harness.loops.messages.told import Block, System, Told, read_by
 from services.harness.loops.messages.trimming import THINKING, Tally
+from services.harness.turn import refusals
 from services.harness.turn.state import State
 
 NO_BLOBS: Mapping[str, Sequence[Block]] = MappingProxyType({})

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.harness import images
-from services.harness.blocks import text_block
+from services.harness.blocks import text_block, whole
 from services.harness.core import Replied
 from services.harness.loops.messages.policy import DEFAULT, Policy
-from services.harness.loops.messages.sendable import whole
 from services.harness.loops.messages.telling import NO_BLOBS, Telling
 from services.harness.loops.messages.told import (
     Block,

@@ -94,10 +94,6 @@ class RemoteHand(Bare):
         """See `DialledIn.known`."""
         return [_recipe(tenant, each.key[1], each.description) for each in self._stations.of(tenant) if each.tools]
 
-    def tokens(self) -> Mapping[str, Sequence[str]]:
-        """See `DialledIn.tokens`."""
-        return self._switchboard.tokens()
-
     def revoke(self, token_id: str) -> None:
         """See `DialledIn.revoke`."""
         self._switchboard.revoke(token_id)

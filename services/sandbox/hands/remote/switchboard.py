@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 from services.kit.errors import Conflict, Exists, Full, Gone, Invalid, Unauthenticated, Unavailable
 from services.kit.logs import Log
@@ -127,15 +126,6 @@ class Switchboard(Jobs):
             del station.workers[worker.id]
         for job in list(worker.jobs.values()):
             self._settle(job, Result(f"{why}: it may have run, and it is not run again", Outcome.UNKNOWN))
-
-    def tokens(self) -> Mapping[str, Sequence[str]]:
-        """See `DialledIn.tokens`."""
-        found: dict[str, list[str]] = defaultdict(list)
-        for station in self._stations.known():
-            for worker in station.linked():
-                if worker.said is not None:
-                    found[worker.said.token_id].append(worker.id)
-        return found
 
     def revoke(self, token_id: str) -> None:
         """See `DialledIn.revoke`."""

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.harness.blocks import text_block
+from services.harness.blocks import Block, text_block
 from services.harness.core import Attached, Detached, DoorRefused, HandNews, Transferred
 
 MOST = 20  # that are told one by one, the first ones
 TARGET_CHARACTERS = 200
 MESSAGE_CHARACTERS = 300
 _BEGIN, _END = "<system-reminder>", "</system-reminder>"  # what models know as words of the system, not of a person
-
-Block = dict[str, object]
 
 
 def told(facts: Sequence[DoorRefused | HandNews]) -> list[Block]:
