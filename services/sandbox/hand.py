@@ -24,10 +24,11 @@ MAX_ENTRIES = 10_000  # of an archive
 MAX_PACKED_ENTRIES = 200_000
 NO_NETWORK = "none"
 FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS = "files", "checkpoints", "repositories", "doors", "pools"
+ENV = "env"  # the recipe's variables for tools
 CUSTODY = (
     "custody"  # what runs in it runs by the service's own hand: it ends with it, and so do its processes and state
 )
-CAPABILITIES = frozenset({FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS, CUSTODY})  # what a sandbox is, beside tools
+CAPABILITIES = frozenset({FILES, CHECKPOINTS, REPOSITORIES, DOORS, POOLS, ENV, CUSTODY})  # beside tools
 
 
 @dataclass(frozen=True)

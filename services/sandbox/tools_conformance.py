@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.sandbox.conformance import PNG, Stand
-from services.sandbox.hand import File, Outcome
+from services.sandbox.hand import ENV, File, Outcome
 
 BEGUN_PDF = b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n"
 
@@ -230,6 +230,7 @@ TREE = (
 
 async def check_11_grep(stand: Stand) -> None:
     """`path:number:line` by path, the same lines with ripgrep and without it, down to cuts and odd files."""
+    stand.needs(ENV)
     bare = replace(stand, recipe=replace(stand.recipe, env={**stand.recipe.env, "PATH": "/nowhere"}), made=stand.made)
     one, two = await box(stand), await box(bare)
     for it in (one, two):

@@ -97,7 +97,7 @@ class SandboxServiceStub:
       in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     * `FAILED_PRECONDITION`: the hand went to another owner, or is on its way
       (`HAND_TRANSFERRED`): nothing was started. What the caller's session had
-      started before has its result, and by its id it can be had for ever.
+      started before has its result, and by its id it can be had while it is kept.
     * `PERMISSION_DENIED`: the hand is only shared with the caller's session, and
       the tool may change something (`HAND_READ_ONLY`).
     """
@@ -329,7 +329,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
       in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
     * `FAILED_PRECONDITION`: the hand went to another owner, or is on its way
       (`HAND_TRANSFERRED`): nothing was started. What the caller's session had
-      started before has its result, and by its id it can be had for ever.
+      started before has its result, and by its id it can be had while it is kept.
     * `PERMISSION_DENIED`: the hand is only shared with the caller's session, and
       the tool may change something (`HAND_READ_ONLY`).
     """
@@ -570,7 +570,7 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
           in the metadata `x-handmesh-grant`, or it is void (`GRANT_INVALID`).
         * `FAILED_PRECONDITION`: the hand went to another owner, or is on its way
           (`HAND_TRANSFERRED`): nothing was started. What the caller's session had
-          started before has its result, and by its id it can be had for ever.
+          started before has its result, and by its id it can be had while it is kept.
         * `PERMISSION_DENIED`: the hand is only shared with the caller's session, and
           the tool may change something (`HAND_READ_ONLY`).
         """
