@@ -68,7 +68,7 @@ def config_of(options: RunOptions) -> config_pb2.SessionConfig:
         vault_ids=list(options.vaults),
         labels=labels_of(options.labels),
         budgets=budgets_of(options.budgets) if options.budgets else None,
-        mesh_tools=options.mesh_tools or (SESSION_TOOLS if options.children else ()),
+        mesh_tools=_mesh_tools(options),
         child_limits=_child_limits(options),
         memory_stores=[_memory_of(each) for each in options.memories],
         context_policy_json=context_of(options.context) if options.context else "",
@@ -106,6 +106,12 @@ def context_of(value: str) -> str:
     except (ValueError, RecursionError):
         pass  # said below, as for a list
     raise UsageError(f"--context {value[:200]!r}: expected a JSON object, or a file that holds one")
+
+
+def _mesh_tools(options: RunOptions) -> list[str]:
+    """Returns the tools that were named, and all that children need unless some of those were named."""
+    named = list(options.mesh_tools)
+    return named + list(SESSION_TOOLS) if options.children and not set(named) & set(SESSION_TOOLS) else named
 
 
 def _hand_of(value: str) -> tuple[str, config_pb2.HandSpec]:

@@ -44,10 +44,12 @@ def test_options_become_a_configuration() -> None:
 
 
 def test_sessions_that_it_may_start() -> None:
-    """`--children` gives the limits and the tools; with `--tool` only those that are named."""
+    """`--children` gives the limits and the tools; where `--tool` names some of them, only those."""
     limits = config_pb2.ChildLimits(max_children=3, max_depth=2)
     config = config_of(RunOptions(children=3, child_depth=2))
     assert (list(config.mesh_tools), config.child_limits) == (list(SESSION_TOOLS), limits)
+    more = config_of(RunOptions(children=1, mesh_tools=["session_events"]))
+    assert list(more.mesh_tools) == ["session_events", *SESSION_TOOLS]
     config = config_of(RunOptions(children=3, mesh_tools=["list_sessions"]))
     assert (list(config.mesh_tools), config.child_limits) == (["list_sessions"], config_pb2.ChildLimits(max_children=3))
     assert not config_of(RunOptions(mesh_tools=["session_events"])).HasField("child_limits")

@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 import pytest
 
-from handmesh.client import channels as client_channels
 from handmesh.client.channels import Link
 from handmesh.launcher.ca import ensure_certificates
 from handmesh.launcher.ports import SERVICES
@@ -75,7 +74,6 @@ async def test_our_channels_go_on_pinging(tmp_path: Path, monkeypatch: pytest.Mo
     so, a channel that pings as often has stopped by then."""
     ensure_certificates(tmp_path, SERVICES, datetime.datetime.now(datetime.UTC))
     monkeypatch.setattr(channels, "KEEPALIVE_OPTIONS", quickly(channels.KEEPALIVE_OPTIONS))
-    monkeypatch.setattr(client_channels, "_OPTIONS", quickly(client_channels._OPTIONS))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(tmp_path / "session" / "cert.pem", tmp_path / "session" / "key.pem")
     tls.set_alpn_protocols(["h2"])
@@ -85,7 +83,7 @@ async def test_our_channels_go_on_pinging(tmp_path: Path, monkeypatch: pytest.Mo
         stopping = quickly(channels.KEEPALIVE_OPTIONS, without="grpc.http2.max_pings_without_data")
         for channel in (
             channels.connect(mesh, tmp_path / "harness"),
-            Link(plain, None, None).channel,
+            Link(plain, None, None, keepalive_ms=1_000).channel,
             grpc.aio.insecure_channel(control, stopping),
         ):
             await stack.enter_async_context(silent_call(channel))
