@@ -229,14 +229,9 @@ class Sandboxes:
         except Gone:
             self._backends.forget(call.sandbox_id)
             raise
-        _log.info(
-            "tool finished",
-            sandbox_id=call.sandbox_id,
-            execution_id=id,
-            tool=call.name,
-            outcome=result.outcome.name,
-            seconds=round(time.monotonic() - began, 6),
-        )
+        seconds, outcome = round(time.monotonic() - began, 6), result.outcome.name
+        about = {"sandbox_id": call.sandbox_id, "execution_id": id, "tool": call.name}
+        _log.info("tool finished", **about, outcome=outcome, seconds=seconds)
         return result
 
     async def _run(self, hand: Hand, labels: Labels, order: Order) -> Result:

@@ -80,15 +80,8 @@ def check(config: SessionConfig) -> None:
             _refuse(f"tool_policies[{at}].action", "must be ALLOW, ASK or DENY")
     _check_memory(config.memory_stores)
     _check_mesh_tools(config.mesh_tools)
-    if len(config.hand_over_to) > MAX_HANDED:
-        _refuse("hand_over_to", f"has at most {MAX_HANDED} entries")
-    if not all(ids.MINTED.fullmatch(each) for each in config.hand_over_to):
-        _refuse("hand_over_to", "has ids of sessions")
+    _check_others(config)
     _check_budgets("budgets", config.budgets)
-    for field, most in (("max_depth", MAX_DEPTH), ("max_children", MAX_CHILDREN)):
-        if not 0 <= getattr(config.child_limits, field) <= most:
-            _refuse(f"child_limits.{field}", f"is from 0 to {most}")
-    _check_budgets("child_limits.budgets", config.child_limits.budgets)
     if config.max_output_tokens < 0:
         _refuse("max_output_tokens", "must not be negative")
     if config.context_policy_json:
@@ -96,6 +89,18 @@ def check(config: SessionConfig) -> None:
     for field in ("hands", "mcp_servers", "custom_tools", "tool_policies"):
         if len(getattr(config, field)) > MAX_NAMED:
             _refuse(field, f"has at most {MAX_NAMED} entries")
+
+
+def _check_others(config: SessionConfig) -> None:
+    """Checks what a session may do with other sessions."""
+    if len(config.hand_over_to) > MAX_HANDED:
+        _refuse("hand_over_to", f"has at most {MAX_HANDED} entries")
+    if not all(ids.MINTED.fullmatch(each) for each in config.hand_over_to):
+        _refuse("hand_over_to", "has ids of sessions")
+    for field, most in (("max_depth", MAX_DEPTH), ("max_children", MAX_CHILDREN)):
+        if not 0 <= getattr(config.child_limits, field) <= most:
+            _refuse(f"child_limits.{field}", f"is from 0 to {most}")
+    _check_budgets("child_limits.budgets", config.child_limits.budgets)
 
 
 def _refuse(field: str, rule: str) -> NoReturn:

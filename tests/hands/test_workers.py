@@ -19,7 +19,7 @@ from services.kit.channels import raised
 from services.sandbox.backends import keys
 from services.sandbox.environments import parse
 from tests.support.cut_link import cut_link
-from tests.support.hands_ground import SECONDS, Ground, ground
+from tests.support.hands_ground import SECONDS, Ground, ground, result
 
 OK, ERROR = tool_pb2.TOOL_OUTCOME_OK, tool_pb2.TOOL_OUTCOME_TOOL_ERROR
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
@@ -203,6 +203,23 @@ async def test_a_call_is_cancelled(it: Ground) -> None:
     assert (await it.execute(sandbox, "switch", "call-2", on=True)).outcome == tool_pb2.TOOL_OUTCOME_INTERRUPTED
     assert (await it.execute(sandbox, "switch", on=False)).output == "on=False"
     assert lamp.log == ["call-1", "False None"]
+
+
+async def test_a_call_that_was_cancelled_on_its_way_is_not_sent_again(it: Ground) -> None:
+    """Its worker connects again without it, so it has never come: now it need not come any more."""
+    raw = await it.raw("lamp")
+    await raw.connect()
+    sandbox = await it.sandbox("lamp")
+    call = asyncio.create_task(it.execute(sandbox, "do", "call-1"))
+    assert (await raw.next()).execute.execution_id == "call-1"
+    await it.client.CancelExecution(pb.CancelExecutionRequest(sandbox_id=sandbox, execution_id="call-1"))
+    assert (await raw.connect()).WhichOneof("work") == "accepted"
+    assert (await call).outcome == tool_pb2.TOOL_OUTCOME_INTERRUPTED
+    after = asyncio.create_task(it.execute(sandbox, "do", "call-2"))
+    work = (await raw.next()).execute
+    assert work.execution_id == "call-2"
+    await raw.report(work, result=result())
+    assert (await after).output == "done"
 
 
 async def test_a_worker_that_drains_ends_what_it_has(it: Ground) -> None:

@@ -72,6 +72,8 @@ class SandboxServiceStub:
       (`HAND_NAME_TAKEN`).
     * `FAILED_PRECONDITION`: the standing hand is another session's
       (`HAND_TAKEN`).
+    * `PERMISSION_DENIED`: a harness wants a hand for itself that its session's
+      configuration only lets it read (`HAND_READ_ONLY`).
     * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
       asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
     """
@@ -304,6 +306,8 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
       (`HAND_NAME_TAKEN`).
     * `FAILED_PRECONDITION`: the standing hand is another session's
       (`HAND_TAKEN`).
+    * `PERMISSION_DENIED`: a harness wants a hand for itself that its session's
+      configuration only lets it read (`HAND_READ_ONLY`).
     * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
       asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
     """
@@ -539,6 +543,8 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
           (`HAND_NAME_TAKEN`).
         * `FAILED_PRECONDITION`: the standing hand is another session's
           (`HAND_TAKEN`).
+        * `PERMISSION_DENIED`: a harness wants a hand for itself that its session's
+          configuration only lets it read (`HAND_READ_ONLY`).
         * `FAILED_PRECONDITION`: this machine cannot isolate as the environment
           asks (`ISOLATION_UNAVAILABLE`); the message names what to do.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -11,14 +12,14 @@ from services.sandbox.hand import Content, Doors, FileInfo, Labels, SandboxInfo,
 from services.sandbox.records import Record
 
 
-class Bare:
+class Bare(ABC):
     """The methods of `Hand` (see there) that ask for what is not there."""
 
     capabilities: frozenset[str] = frozenset()
 
+    @abstractmethod
     def _record(self, sandbox_id: str) -> Record:
         """Returns a sandbox's record. Raises Gone (`SANDBOX_GONE`)."""
-        raise NotImplementedError
 
     async def claim(self, sandbox_id: str, labels: Labels, files: Sequence[Content] = ()) -> SandboxInfo:
         """See `Hand.claim`: there are no free ones."""

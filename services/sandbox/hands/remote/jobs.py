@@ -7,6 +7,7 @@ journal first. Nothing here waits between looking and doing, so no two steps mee
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from services.kit.errors import Full
@@ -18,9 +19,10 @@ from services.sandbox.hands.remote.workers import Job, Key, Station, Stations, W
 MOST_WAITING = 1_000  # jobs of one hand that no worker has yet
 MOST_UNREAD = 1_000  # by a worker, before it is not told any more of sandboxes that are released
 CANCEL_SECONDS = 10.0  # a worker has so long to end what was cancelled
+NEVER_STARTED = Result("interrupted before it was started", Outcome.INTERRUPTED)
 
 
-class Jobs:
+class Jobs(ABC):
     """The jobs that go on."""
 
     def __init__(self, stations: Stations, bounds: Bounds) -> None:
@@ -32,13 +34,13 @@ class Jobs:
     def _loop(self) -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
 
+    @abstractmethod
     def _heard(self, worker: Worker) -> None:
         """Notes that something was heard of a worker, and sees to it that its silence is noticed."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _lose(self, worker: Worker, why: str) -> None:
         """Forgets a worker, and ends what it had."""
-        raise NotImplementedError
 
     def take(self, job: Job) -> None:
         """Takes a new execution. Raises Full (`FULL`)."""
@@ -127,7 +129,7 @@ class Jobs:
         """Has a job killed. One that no worker has ends here; one whose worker is away, as unknown."""
         worker = self._worker_of(job)
         if not job.execution.worker:
-            self._settle(job, Result("interrupted before it was started", Outcome.INTERRUPTED))
+            self._settle(job, NEVER_STARTED)
         elif worker is None or worker.link is None:
             text = "interrupted while its worker was away: it may have run"
             self._settle(job, Result(text, Outcome.UNKNOWN))

@@ -20,7 +20,7 @@ from services.sandbox.dialled import (
 )
 from services.sandbox.hand import Bounds, Outcome, Result
 from services.sandbox.hands.remote import core
-from services.sandbox.hands.remote.jobs import Jobs
+from services.sandbox.hands.remote.jobs import NEVER_STARTED, Jobs
 from services.sandbox.hands.remote.workers import Job, Link, Station, Stations, Worker
 
 MOST_WORKERS = 1_024  # of a tenant, linked
@@ -80,7 +80,10 @@ class Switchboard(Jobs):
                 self._lose(other, "another worker has taken the seat of the one that had it")
 
     def _reattach(self, worker: Worker, held: Sequence[Held]) -> tuple[Wanted, ...]:
-        """Goes on with what the worker has; what it was sent and does not have has never come, and waits again."""
+        """Goes on with what the worker has; what it was sent and does not have has never come, and waits again.
+
+        What was cancelled meanwhile ends instead.
+        """
         wanted = []
         has = {(each.sandbox_id, each.execution_id) for each in held}
         for each in held:
@@ -90,7 +93,10 @@ class Switchboard(Jobs):
                 self._watch_end(job)
         for job in [job for id, job in worker.jobs.items() if id not in has]:
             del worker.jobs[job.id]
-            self._wait(job)
+            if job.execution.cancelled:
+                self._settle(job, NEVER_STARTED)
+            else:
+                self._wait(job)
         return tuple(wanted)
 
     def _heard(self, worker: Worker) -> None:
