@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.nats, pytest.mark.timeout(1_800)]
 
 SESSIONS = 3
 WRITERS = 3  # for each session
-KILLS = size(20, 200)
+KILLS = size(8, 200)
 
 
 @pytest.mark.parametrize("victim", ["session service", "nats-server"])

@@ -19,7 +19,7 @@ from tests.support.nats import NatsServer
 
 pytestmark = [pytest.mark.nats, pytest.mark.timeout(1_800)]
 
-INPUTS = size(60, 1_000)  # for each method
+INPUTS = size(25, 1_000)  # for each method
 SECONDS = 0.5  # a stream that was not refused is left after so long
 BUGS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 

@@ -102,7 +102,7 @@ async def test_a_harness_that_is_told_to_go(world: Brains, client: Client) -> No
     say("next event after SIGTERM in a tool, in an answer", took)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM][: size(1, 2)])
 async def test_session_replicas_come_and_go(world: Brains, client: Client, number: int) -> None:
     """Two session replicas and three harnesses: each is ended in turn under running sessions. Nobody takes a session
     from a harness that is at work, and after each end the next message is answered."""

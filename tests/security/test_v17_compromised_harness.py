@@ -109,6 +109,8 @@ def acts(foreign: Foreign) -> dict[str, Callable[[], Any]]:
         "Release": lambda: sandbox_pb2.ReleaseRequest(**at),
         "PutResources": lambda: sandbox_pb2.PutResourcesRequest(**at, **epoch),
         "Checkpoint": lambda: sandbox_pb2.CheckpointRequest(**at, **epoch),
+        "Transfer": lambda: sandbox_pb2.TransferRequest(to_session_id=foreign.session_id, to_hand="x", **at, **epoch),
+        "ShareHand": lambda: sandbox_pb2.ShareHandRequest(hand="x", **log, **at, **epoch),
         "vault_proxy.ListTools": vault_proxy_pb2.ListToolsRequest,
         "vault_proxy.Execute": lambda: vault_proxy_pb2.ExecuteRequest(name="shop__who_am_i", input="{}"),
         "vault_proxy.WatchExecution": lambda: vault_proxy_pb2.WatchExecutionRequest(execution_id=foreign.execution_id),

@@ -17,7 +17,7 @@ from services.harness.conformance import Stand
 from services.harness.loops.claude_code import make_at
 from services.harness.ports import Answer, HarnessType, ModelFailure, Ports
 
-STEP = 20  # each moment costs a start of Claude Code or two
+STEP = 40  # each moment costs a start of Claude Code or two
 HEAD_BYTES = 1024 * 1024
 _STATUS = {"MODEL_KEY_REFUSED": 401, "MODEL_OVERLOADED": 529}
 
