@@ -43,7 +43,10 @@ def _name(check: Callable[[Stand], Awaitable[None]]) -> str:
 
 
 def _cases() -> list[object]:
-    """Every check on every hand. The page's example runs our own runner's tools, which `make drill` tries there too."""
+    """Every check on every hand; of the page's example, which is our own runner in another place, each third.
+
+    `make drill` tries all of it there, too.
+    """
     checks = (*CHECKS, *DOOR_CHECKS, *FILE_CHECKS, *OWNER_CHECKS, *TOOL_CHECKS)
     pairs = [(name, check) for name in (*sorted(backends.names()), DOCUMENTED) for check in checks]
     return [
@@ -54,7 +57,7 @@ def _cases() -> list[object]:
             id=f"{name}-{_name(check)}",
         )
         for name, check in pairs
-        if FULL or name != DOCUMENTED or check not in TOOL_CHECKS
+        if FULL or name != DOCUMENTED or (check in CHECKS and CHECKS.index(check) % 3 == 0)
     ]
 
 

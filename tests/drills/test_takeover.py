@@ -13,7 +13,7 @@ import pytest
 
 from handmesh.client import Client
 from tests.drills.brains import Brains, Seen
-from tests.drills.size import size
+from tests.drills.size import FULL, size
 
 pytestmark = [
     pytest.mark.e2e,
@@ -24,6 +24,7 @@ pytestmark = [
 ]
 
 KILLS = size(2, 50)
+WAITS = "it only waits: `make drill` has it"
 
 
 def say(what: str, seconds: list[float]) -> None:
@@ -132,6 +133,7 @@ async def test_session_replicas_come_and_go(world: Brains, client: Client, numbe
         await settled(seen)
 
 
+@pytest.mark.skipif(not FULL, reason=WAITS)
 async def test_a_harness_that_sleeps_too_long(world: Brains, client: Client) -> None:
     """SIGSTOP past the deadline, another harness goes on; SIGCONT: the old one is refused, leaves, and does no harm."""
     await world.harness()
@@ -154,6 +156,7 @@ async def test_a_harness_that_sleeps_too_long(world: Brains, client: Client) -> 
     say("another harness after SIGSTOP of the first", took)
 
 
+@pytest.mark.skipif(not FULL, reason=WAITS)
 async def test_a_session_replica_that_sleeps_too_long(world: Brains, client: Client) -> None:
     """SIGSTOP of the replica that holds the claims: harnesses go to the other, and the sleeper takes nothing back."""
     await world.session()
@@ -192,6 +195,7 @@ async def test_a_wake_by_hand_takes_nothing_over(world: Brains, client: Client) 
     assert (seen.count("harness_woke"), seen.count("model_replied")) == (1, 1)
 
 
+@pytest.mark.skipif(not FULL, reason=WAITS)
 async def test_a_long_retry_is_slept_by_nobody(world: Brains, client: Client) -> None:
     """The model asks for 14 s: the run ends; the harness and the session service end too; others ask again in time."""
     first, second = await world.session(), await world.session()

@@ -17,12 +17,13 @@ import pytest
 from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1 import tool_pb2
 from services.kit.ids import mint
+from tests.drills.size import FULL
 from tests.sandbox.service_process import Service
 
 BACKENDS = [
     pytest.param("default", marks=pytest.mark.bwrap),
     pytest.param("docker", marks=pytest.mark.docker),
-    "process",
+    *(["process"] if FULL else []),
 ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.drills.size import FULL
 from tests.security.ground import VARIABLE, Ground
 from tests.security.test_s01_canary_sweep import look_everywhere
 from tests.support.canary import Sweep, core, hits
@@ -37,7 +38,7 @@ async def swept(ground: Ground, sandbox_id: str, needle: str) -> int:
     return int((await ground.run(sandbox_id, SWEEP.replace("NEEDLE", pattern))).split()[0])
 
 
-@pytest.mark.parametrize("hand", ["open", pytest.param("open-docker", marks=pytest.mark.docker)])
+@pytest.mark.parametrize("hand", ["open", *([pytest.param("open-docker", marks=pytest.mark.docker)] if FULL else [])])
 async def test_after_work_the_credentials_are_nowhere(ground: Ground, hand: str) -> None:
     """Not in what git and curl print at their loudest, in the sandbox, in the session's log, in any sink of the mesh.
     The controls: both hosts had them; what is planted in the sandbox is found by the same sweeps."""
