@@ -30,6 +30,7 @@ from services.harness.runs import Runs
 from services.harness.server import HarnessServicer
 from services.harness.settings import Settings
 from services.harness.types import Listed, TypesError, found
+from services.kit import asked
 from services.kit.channels import connect
 from services.kit.serving import Server, main, until_signal
 
@@ -84,7 +85,7 @@ async def run(settings: Settings) -> None:
         settings.capacity,
         settings.linger,
     )
-    server = Server(settings)
+    server = Server(settings, asked.callers(session))
     claims = Claims(session, runs, sorted(types), instance)
     servicer = HarnessServicer(
         runs, listed, lambda session_id: offer(session, session_id), lambda: claims.drain(DRAIN_SECONDS)

@@ -11,8 +11,10 @@ import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from services.kit import errors
+from services.kit import certificates, errors
+from services.kit.certificates import Certificate
 from services.kit.guard import DETAILS_KEY, DOMAIN
+from services.kit.renewed import RenewedChannel
 
 MESSAGE_BYTES = 8 * 1024 * 1024  # more than a page of 3 MiB, or 1 MiB of events with what surrounds them
 
@@ -38,15 +40,13 @@ _BY_CODE = {kind.code: kind for kind in errors.ServiceError.__subclasses__()}
 
 
 def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -> grpc.aio.Channel:
-    """Opens a channel to another service as the service whose certificate lies in `tls_dir`. Connects lazily.
+    """Opens a channel to another service as the service whose certificate lies in `tls_dir`, and is
+    renewed there. Connects lazily.
 
     `address` is `host:port`, or IP addresses of replicas joined by commas, the first of which that answers is used.
     Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`: those that a server
     which has died may have begun and has forgotten.
     """
-    credentials = grpc.ssl_channel_credentials(
-        (tls_dir / "ca.pem").read_bytes(), (tls_dir / "key.pem").read_bytes(), (tls_dir / "cert.pem").read_bytes()
-    )
     methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
     methods.append({"name": [{}], "retryPolicy": _RETRY_POLICY})
     options = [
@@ -61,7 +61,12 @@ def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -
     if several:
         address = f"{'ipv6' if '[' in address else 'ipv4'}:{address}"
         options.append(("grpc.default_authority", first))
-    return grpc.aio.secure_channel(address, credentials, options)
+
+    def open(shown: Certificate) -> grpc.aio.Channel:
+        credentials = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.cert)
+        return grpc.aio.secure_channel(address, credentials, options)
+
+    return RenewedChannel(certificates.watched(tls_dir), open)
 
 
 def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE") -> errors.ServiceError:

@@ -17,10 +17,12 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from services.kit import failpoints, logs, settings
+from services.kit import certificates, failpoints, logs, settings
+from services.kit.callers import Callers
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
-from services.kit.identity import known_keys
+from services.kit.identity import Peers
+from services.kit.key_file import KeyFile
 from services.kit.limits import Limits
 
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
@@ -48,9 +50,22 @@ _OPTIONS: list[tuple[str, Any]] = [
 class Server:
     """A gRPC server with the mesh's port, the clients' port, health and reflection."""
 
-    def __init__(self, mesh: settings.Mesh) -> None:
-        limits = Limits(mesh.caller_streams, mesh.caller_bytes, mesh.call_seconds)
-        guard = Guard(known_keys(mesh.api_keys_file), limits)
+    def __init__(self, mesh: settings.Mesh, callers: Callers | None = None) -> None:
+        """Without `callers` clients are known by the operator's file of keys alone.
+
+        Raises OSError and UnreadableError for files that say nothing.
+        """
+        limits = Limits(
+            mesh.caller_streams,
+            mesh.caller_bytes,
+            mesh.call_seconds,
+            mesh.caller_calls,
+            mesh.caller_calls_per_second,
+            mesh.caller_burst,
+        )
+        self._callers = callers or Callers(KeyFile(mesh.api_keys_file))
+        self._following: asyncio.Task[None] | None = None
+        guard = Guard(self._callers, limits, Peers.of_file(mesh.identities_file))
         self.grpc = grpc.aio.server(interceptors=[guard], options=_OPTIONS)
         self._mesh = mesh
         self._health = HealthServicer()
@@ -64,16 +79,17 @@ class Server:
         reflection.enable_server_reflection(
             (*services, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), self.grpc
         )
-        key, cert, ca = ((self._mesh.tls_dir / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
-        mutual = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+        mutual = certificates.server_credentials(self._mesh.tls_dir, mutual=True)
         port = self.grpc.add_secure_port(self._mesh.listen, mutual)
         self.addresses = (_with_port(self._mesh.listen, port), None)
         if self._mesh.client_listen:
             if _is_loopback(self._mesh.client_listen):
                 port = self.grpc.add_insecure_port(self._mesh.client_listen)
             else:
-                port = self.grpc.add_secure_port(self._mesh.client_listen, grpc.ssl_server_credentials([(key, cert)]))
+                simple = certificates.server_credentials(self._mesh.tls_dir, mutual=False)
+                port = self.grpc.add_secure_port(self._mesh.client_listen, simple)
             self.addresses = (self.addresses[0], _with_port(self._mesh.client_listen, port))
+        self._following = asyncio.create_task(self._callers.follow())
         await self.grpc.start()
         await self._say(health_pb2.HealthCheckResponse.SERVING)
         _log.info("serving", listen=self.addresses[0], client_listen=self.addresses[1])
@@ -82,6 +98,9 @@ class Server:
         """Says NOT_SERVING, lets running calls finish for the grace in seconds, and closes."""
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.stop(grace)
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
 
     async def _say(self, status: Any) -> None:
         for name in self._names:

@@ -12,15 +12,19 @@ from typing import Any
 
 from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
+from services.kit.callers import Callers
+from services.kit.key_file import KeyFile
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
 from services.session import retention
 from services.session.admission import MAX_SESSION_BYTES
+from services.session.api_keys import ApiKeys
 from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.children import Children
 from services.session.claims import Claims
+from services.session.credentials import Credentials, Tokens
 from services.session.families import Families
 from services.session.grants import Grants, Vouch
 from services.session.hand_tokens import HandTokens
@@ -63,6 +67,8 @@ def parts(
     limits: Limits = DEFAULT_LIMITS,
     memory_bytes: int = MEMORY_BYTES,
     vouch: Vouch | None = None,
+    key_file: KeyFile | None = None,
+    tokens: Tokens | None = None,
 ) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
@@ -107,6 +113,7 @@ def parts(
         Vouchers(store.registry, now, vouch),
         audit,
         HandTokens(store.registry, grants, now),
+        Credentials(ApiKeys(store.registry, grants, now), key_file or KeyFile(None), tokens, grants),
     )
 
 
@@ -141,8 +148,9 @@ def _vouching(settings: Settings) -> Vouch | None:
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vouch: Vouch | None = None) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
-    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch)
-    server = Server(settings)
+    key_file = KeyFile(settings.api_keys_file)
+    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch, key_file)
+    server = Server(settings, Callers(whole.credentials))
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     keeping = asyncio.create_task(whole.run())
