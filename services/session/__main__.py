@@ -16,6 +16,7 @@ from services.kit.callers import Callers
 from services.kit.key_file import KeyFile
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
+from services.kit.watched import UnreadableError
 from services.session import retention
 from services.session.admission import MAX_SESSION_BYTES
 from services.session.api_keys import ApiKeys
@@ -145,11 +146,31 @@ def _vouching(settings: Settings) -> Vouch | None:
         sys.exit(f"session: HANDMESH_VAULT_ISSUER_KEY_FILE {problem}")
 
 
+def _key_file(settings: Settings) -> KeyFile:
+    try:
+        return KeyFile(settings.api_keys_file)
+    except (OSError, UnreadableError) as problem:
+        sys.exit(f"session: HANDMESH_API_KEYS_FILE: {problem}")
+
+
+def _tokens(settings: Settings) -> Tokens | None:
+    if settings.oidc_file is None:
+        return None
+    from services.session import tokens  # it loads a library that others do not need
+
+    try:
+        return tokens.Tokens(settings.oidc_file)
+    except (OSError, UnreadableError) as problem:
+        sys.exit(f"session: HANDMESH_OIDC_FILE: {problem}")
+
+
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vouch: Vouch | None = None) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
-    key_file = KeyFile(settings.api_keys_file)
-    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch, key_file)
+    key_file = _key_file(settings)
+    whole = parts(
+        store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch, key_file, _tokens(settings)
+    )
     server = Server(settings, Callers(whole.credentials))
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
