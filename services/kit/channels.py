@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
@@ -13,6 +13,7 @@ from google.rpc.status_pb2 import Status
 
 from services.kit import errors
 from services.kit.guard import DETAILS_KEY, DOMAIN
+from services.kit.tracing_calls import TracedChannel
 
 MESSAGE_BYTES = 8 * 1024 * 1024  # more than a page of 3 MiB, or 1 MiB of events with what surrounds them
 
@@ -61,7 +62,7 @@ def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -
     if several:
         address = f"{'ipv6' if '[' in address else 'ipv4'}:{address}"
         options.append(("grpc.default_authority", first))
-    return grpc.aio.secure_channel(address, credentials, options)
+    return cast(grpc.aio.Channel, TracedChannel(grpc.aio.secure_channel(address, credentials, options)))
 
 
 def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE") -> errors.ServiceError:

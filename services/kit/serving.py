@@ -17,12 +17,13 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from services.kit import failpoints, logs, settings
+from services.kit import failpoints, logs, settings, tracing
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
 from services.kit.identity import known_keys
 from services.kit.limits import Limits
 
+FLUSH_SECONDS = 2.0  # that the last traces have to be sent
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
 CONNECTION_IDLE_MS = 30 * 60 * 1000
 
@@ -132,12 +133,36 @@ def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]
     logs.set_up(getattr(values, "log_level", "info"))
     if isinstance(values, settings.Mesh) and values.failpoints is not None:
         _arm(name, values, values.failpoints)
+    if isinstance(values, settings.Mesh):
+        _trace(name, values)
     try:
         import uvloop
     except ImportError:  # not on every platform; asyncio's own loop serves as well
         asyncio.run(run(values))
     else:
         uvloop.run(run(values))
+    finally:
+        if (recorder := tracing.recorder()) is not None:
+            recorder.stop(FLUSH_SECONDS)
+
+
+def _trace(name: str, mesh: settings.Mesh) -> None:
+    """Begins to record traces, if anybody wants them. What that takes is loaded for nobody else."""
+    if mesh.otlp_endpoint is None and mesh.trace_file is None:
+        return
+    try:
+        from services.kit import tracing_export as export
+    except ImportError:
+        sys.exit(
+            f"{name}: traces are to be recorded, and what that takes is missing: pip install 'handmesh[telemetry]'"
+        )
+    exporters: list[Any] = [export.Otlp(mesh.otlp_endpoint)] if mesh.otlp_endpoint is not None else []
+    if mesh.trace_file is not None:
+        try:
+            exporters.append(export.JsonLines(mesh.trace_file))
+        except OSError as problem:
+            sys.exit(f"{name}: HANDMESH_TRACE_FILE is {str(mesh.trace_file)!r}: {problem.strerror}")
+    tracing.start(export.SdkRecorder(f"handmesh.{name}", exporters, mesh.trace_ratio))
 
 
 def _arm(name: str, mesh: settings.Mesh, folder: Path) -> None:

@@ -69,6 +69,20 @@ def url(value: str) -> str:
     return value
 
 
+def collector(value: str) -> str:
+    """Takes the address of an OpenTelemetry collector."""
+    if not value.startswith(("http://", "https://")) or "@" in value:
+        raise ValueError("http://host:port, or https://host:port")
+    return value
+
+
+def ratio(value: str) -> float:
+    """Takes a number from 0 to 1."""
+    if not value.isascii() or not value.replace(".", "", 1).isdecimal() or float(value) > 1:
+        raise ValueError("a number from 0 to 1")
+    return float(value)
+
+
 def path(value: str) -> Path:
     """Takes a path."""
     return Path(text(value))
@@ -127,6 +141,21 @@ class Mesh:
     )
     call_seconds: int = tuning(
         "HANDMESH_CALL_SECONDS", whole, limits.CALL_SECONDS, "For a client's unary call that brings no deadline."
+    )
+    otlp_endpoint: str | None = tuning(
+        "HANDMESH_OTLP_ENDPOINT",
+        collector,
+        None,
+        "An OpenTelemetry collector (OTLP over gRPC), which gets traces: http://host:4317, or https:// for TLS.",
+    )
+    trace_file: Path | None = tuning(
+        "HANDMESH_TRACE_FILE",
+        path,
+        None,
+        "A file that gets traces where there is no collector: OTLP's JSON, in lines.",
+    )
+    trace_ratio: float = tuning(
+        "HANDMESH_TRACE_RATIO", ratio, 1.0, "The share of traces that are recorded, from 0 to 1, when they are at all."
     )
     failpoints: Path | None = tuning(
         "HANDMESH_FAILPOINTS",
