@@ -18,8 +18,9 @@ CA_FILE = "HANDMESH_CA_FILE"
 class Settings:
     """Where the mesh is and who the caller is. None means: the mesh on this machine.
 
-    `address` (host:port) is the session service's, or that of a proxy in front of all services; `harness_address` is
-    the harness's where it is another. `ca_file` holds the authority that signed their certificates (PEM).
+    `address` (host:port, or several of replicas with commas) is the session service's, or that of a proxy in front of
+    all services; `harness_address` is the harness's where it is another.
+    `ca_file` holds the authority that signed their certificates (PEM).
     """
 
     data_directory: Path

@@ -35,11 +35,9 @@ def signed(sandbox_id: str, node: str) -> str:
 
 def pin_of(request: Any, metadata: Any = None) -> tuple[str, str]:
     """Returns (sandbox, pin) of a call: the sandbox that its request names, whose owner is asked first if it is known;
-    else what it is about: its session, or what the caller says in metadata (`PIN_KEY`), or the grant that it shows.
+    else what it is about: what the caller says (`PIN_KEY`), its session, or the grant that it shows.
     """
+    shown = dict(metadata or ())
     sandbox_id = getattr(request, "sandbox_id", "")
-    pin = getattr(request, "session_id", "") or sandbox_id
-    if not pin and metadata:
-        shown = dict(metadata)
-        pin = shown.get(PIN_KEY) or shown.get(GRANT_KEY) or ""
+    pin = shown.get(PIN_KEY) or getattr(request, "session_id", "") or sandbox_id or shown.get(GRANT_KEY) or ""
     return sandbox_id, pin if isinstance(pin, str) else ""
