@@ -56,10 +56,14 @@ def address(value: str) -> str:
 
 
 def addresses(value: str) -> str:
-    """Takes `host:port`, or several of them joined by commas, with IP addresses as hosts."""
-    for each in value.split(","):
-        address(each)
-    return value
+    """Takes `host:port`, or several of them joined by commas: replicas. A name may stand for several, too."""
+    found = [each.strip() for each in value.split(",")]
+    try:
+        for each in found:
+            address(each)
+    except ValueError:
+        raise ValueError("host:port, or several with commas") from None
+    return ",".join(found)
 
 
 def url(value: str) -> str:
@@ -157,12 +161,23 @@ class Mesh:
     trace_ratio: float = tuning(
         "HANDMESH_TRACE_RATIO", ratio, 1.0, "The share of traces that are recorded, from 0 to 1, when they are at all."
     )
+    replica_choice: str = tuning(
+        "HANDMESH_REPLICA_CHOICE",
+        one_of("hash", "random"),
+        "hash",
+        "Which replica of another service is asked: by a hash of the session, so always the same, or any.",
+    )
     failpoints: Path | None = tuning(
         "HANDMESH_FAILPOINTS",
         existing,
         None,
         "For tests: a folder of files that kill, stop or fail this process (docs/crash.md). Refused off loopback.",
     )
+
+    @property
+    def pinned(self) -> bool:
+        """Whether what belongs to a session goes to the same replica of a service."""
+        return self.replica_choice == "hash"
 
 
 def read(kind: type[T], environment: Mapping[str, str] | None = None) -> T:
