@@ -51,6 +51,7 @@ class UpOptions:
     environments: Path | None = None
     allow_unisolated: bool = False
     log_level: str = "info"
+    metrics: bool = False
 
 
 def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
@@ -74,6 +75,7 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         ports=ports,
         log_level=options.log_level,
         environments_file=options.environments,
+        metrics=options.metrics,
         extra={
             "sandbox": _sandbox_variables(options),
             "vault_proxy": _handed_on(OUTBOUND_ALLOW) | _handed_on(PACKAGE_HOSTS),
@@ -212,12 +214,14 @@ def welcome(settings: MeshSettings, seconds: float) -> str:
             model = f"Claude{f' at {base_url}' if base_url else ''}"
         case Scripted(script=script):
             model = f"scripted: {script.name} (set {API_KEY} to talk to Claude)"
+    counted = ", ".join(f"http://{ports.metrics(service)}/metrics" for service in SERVICES)
+    metrics = f"\n  {'metrics':<12} {counted}" if settings.metrics else ""
     services = "\n".join(f"  {service:<12} {ports.client(service)}" for service in SERVICES)
     return f"""\
 handmesh is up after {seconds:.1f} s
 {services}
   {"model":<12} {model}
-  {"data":<12} {settings.data_directory}
+  {"data":<12} {settings.data_directory}{metrics}
 Now, in another terminal:
   handmesh run "list the files"{option}
   handmesh sessions{option}

@@ -45,6 +45,10 @@ _OFFSETS = {
     "openbao": 30,
     "openbao_cluster": 31,
     "model": 40,
+    "session_metrics": 51,
+    "harness_metrics": 52,
+    "sandbox_metrics": 53,
+    "vault_proxy_metrics": 54,
 }
 
 
@@ -53,7 +57,8 @@ class Ports:
     """The port of every listener, all on 127.0.0.1.
 
     A service has two: `<service>` for clients (plain text, API key) and `<service>_mesh` for the other services (mTLS).
-    `vault_proxy_door` is where the sandbox service brings the connections of hands' doors (mTLS).
+    `vault_proxy_door` is where the sandbox service brings the connections of hands' doors (mTLS), and
+    `<service>_metrics` where Prometheus reads, if the mesh is started with metrics.
     """
 
     session: int
@@ -70,6 +75,10 @@ class Ports:
     openbao: int
     openbao_cluster: int
     model: int
+    session_metrics: int
+    harness_metrics: int
+    sandbox_metrics: int
+    vault_proxy_metrics: int
 
     @classmethod
     def at(cls, base: int = DEFAULT_BASE) -> "Ports":
@@ -90,6 +99,10 @@ class Ports:
     def mesh(self, service: str) -> str:
         """Returns `host:port` for the other services of the mesh."""
         return f"{HOST}:{self.as_mapping()[f'{service}_mesh']}"
+
+    def metrics(self, service: str) -> str:
+        """Returns `host:port` of a service's metrics."""
+        return f"{HOST}:{self.as_mapping()[f'{service}_metrics']}"
 
     def as_mapping(self) -> Mapping[str, int]:
         """Returns {name: port}."""

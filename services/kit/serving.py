@@ -17,11 +17,13 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from services.kit import failpoints, logs, settings
+from services.kit import failpoints, logs, metrics, settings
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
 from services.kit.identity import known_keys
 from services.kit.limits import Limits
+from services.kit.metered import Meter
+from services.kit.metrics_listener import Listener
 
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
 CONNECTION_IDLE_MS = 30 * 60 * 1000
@@ -51,11 +53,14 @@ class Server:
     def __init__(self, mesh: settings.Mesh) -> None:
         limits = Limits(mesh.caller_streams, mesh.caller_bytes, mesh.call_seconds)
         guard = Guard(known_keys(mesh.api_keys_file), limits)
-        self.grpc = grpc.aio.server(interceptors=[guard], options=_OPTIONS)
+        meters = [Meter()] if metrics.is_on() else []
+        self.grpc = grpc.aio.server(interceptors=[*meters, guard], options=_OPTIONS)
+        self._metrics = Listener(mesh.metrics_listen) if mesh.metrics_listen and metrics.is_on() else None
         self._mesh = mesh
         self._health = HealthServicer()
         add_HealthServicer_to_server(self._health, self.grpc)
         self._names: list[str] = []
+        self.metrics_address = ""  # where metrics are read, when somebody may
         self.addresses: tuple[str, str | None] = (mesh.listen, mesh.client_listen)  # with the ports that port 0 became
 
     async def start(self, *services: str) -> None:
@@ -74,6 +79,9 @@ class Server:
             else:
                 port = self.grpc.add_secure_port(self._mesh.client_listen, grpc.ssl_server_credentials([(key, cert)]))
             self.addresses = (self.addresses[0], _with_port(self._mesh.client_listen, port))
+        if self._metrics is not None:
+            await self._metrics.start()
+            self.metrics_address = self._metrics.address
         await self.grpc.start()
         await self._say(health_pb2.HealthCheckResponse.SERVING)
         _log.info("serving", listen=self.addresses[0], client_listen=self.addresses[1])
@@ -82,6 +90,8 @@ class Server:
         """Says NOT_SERVING, lets running calls finish for the grace in seconds, and closes."""
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.stop(grace)
+        if self._metrics is not None:
+            await self._metrics.stop()
 
     async def _say(self, status: Any) -> None:
         for name in self._names:
@@ -132,12 +142,25 @@ def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]
     logs.set_up(getattr(values, "log_level", "info"))
     if isinstance(values, settings.Mesh) and values.failpoints is not None:
         _arm(name, values, values.failpoints)
+    if isinstance(values, settings.Mesh) and values.metrics_listen is not None:
+        _count(name)
     try:
         import uvloop
     except ImportError:  # not on every platform; asyncio's own loop serves as well
         asyncio.run(run(values))
     else:
         uvloop.run(run(values))
+
+
+def _count(name: str) -> None:
+    """Counts from now on. Whoever asks for metrics and has not what makes them is told, and not served without."""
+    try:
+        metrics.turn_on(name)
+    except ImportError as missing:
+        sys.exit(
+            f"{name}: HANDMESH_METRICS_LISTEN is set, and the Python package {missing.name} is not there. "
+            "Install the extra `telemetry` (pip install 'handmesh[telemetry]'), or unset it."
+        )
 
 
 def _arm(name: str, mesh: settings.Mesh, folder: Path) -> None:

@@ -128,6 +128,12 @@ class Mesh:
     call_seconds: int = tuning(
         "HANDMESH_CALL_SECONDS", whole, limits.CALL_SECONDS, "For a client's unary call that brings no deadline."
     )
+    metrics_listen: str | None = tuning(
+        "HANDMESH_METRICS_LISTEN",
+        address,
+        None,
+        "Where Prometheus reads `/metrics`: plain HTTP that anyone who reaches it may read. Unset: nothing is counted.",
+    )
     failpoints: Path | None = tuning(
         "HANDMESH_FAILPOINTS",
         existing,
