@@ -21,8 +21,8 @@ class Settings:
     """Where the mesh is and who the caller is. None means: the mesh on this machine.
 
     `address` (host:port, or several of replicas with commas) is the session service's, or that of a proxy in front of
-    all services; `harness_address` and the two after it are the other services' where they are others. `ca_file` holds the authority that signed their
-    certificates (PEM): with it even a mesh on this machine is spoken to in TLS.
+    all services; `harness_address` and the two after it are the other services' where they are others. `ca_file` holds
+    the authority that signed their certificates (PEM): with it even a mesh on this machine is spoken to in TLS.
     """
 
     data_directory: Path

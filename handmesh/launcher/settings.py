@@ -54,6 +54,8 @@ class MeshSettings:
     environments_file: Path | None = None
     extra: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     die_with_launcher: bool = True
+    metrics: bool = False
+    """Whether the services count what they do, and show it on loopback."""
 
     @property
     def replicas(self) -> tuple[Ports, ...]:
@@ -140,6 +142,8 @@ def service_environment(service: str, settings: MeshSettings, replica: int = 0) 
         "HANDMESH_API_KEYS_FILE": str(files.api_keys),
         "HANDMESH_LOG_LEVEL": settings.log_level,
     }
+    if settings.metrics:
+        environment["HANDMESH_METRICS_LISTEN"] = ports.metrics(service)
     match service:
         case "session":
             environment |= _session(files, settings.ports)

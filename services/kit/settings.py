@@ -167,6 +167,12 @@ class Mesh:
         "hash",
         "Which replica of another service is asked: by a hash of the session, so always the same, or any.",
     )
+    metrics_listen: str | None = tuning(
+        "HANDMESH_METRICS_LISTEN",
+        address,
+        None,
+        "Where Prometheus reads `/metrics`: plain HTTP that anyone who reaches it may read. Unset: nothing is counted.",
+    )
     failpoints: Path | None = tuning(
         "HANDMESH_FAILPOINTS",
         existing,
