@@ -91,7 +91,7 @@ fmt: setup ## Format Python and contracts, and mend what lint can
 	@$(BIN)/buf format --write proto
 
 .PHONY: proto
-proto: setup ## Generate the Python stubs and docs/reference.md from the contracts
+proto: setup ## Generate the Python stubs, docs/reference.md and docs/configuration.md
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
 	@$(PY) ci/brain_picture.py

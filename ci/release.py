@@ -36,7 +36,7 @@ def latest(root: Path = ROOT) -> Path:
 
 def breaking(root: Path = ROOT) -> str:
     """Returns what in the contracts is no addition to the last release, a line each; nothing when all is well."""
-    command = [BUF, "breaking", "proto", "--against", latest(root) / "contracts.binpb"]
+    command = [str(BUF), "breaking", "proto", "--against", str(latest(root) / "contracts.binpb")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     return (done.stdout + done.stderr or "buf failed") if done.returncode else ""
 

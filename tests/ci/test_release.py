@@ -42,7 +42,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_a_release_has_its_contracts_its_commit_and_its_changes(project: Path) -> None:
-    """The image is what `buf build` makes; the changelog's open part has the version and the day; nothing else moves."""
+    """The image is what `buf build` makes; what was open in the changelog has the version and the day."""
     assert release.cut("9.9.9", DAY, "c0ffee", project) == ["releases/9.9.9", "CHANGELOG.md", "pyproject.toml"]
     built = subprocess.run([release.BUF, "build", "proto", "-o", "-"], cwd=project, capture_output=True, check=True)
     assert (project / "releases/9.9.9/contracts.binpb").read_bytes() == built.stdout
@@ -70,7 +70,8 @@ def test_a_release_has_its_contracts_its_commit_and_its_changes(project: Path) -
 def test_what_breaks_the_last_release_is_never_released(project: Path, old: str, new: str, said: str) -> None:
     """A type that changed, a field or a method that is gone: told by name, and nothing is written."""
     file = project / "proto/handmesh/harness/v1/harness.proto"
-    assert old in (text := file.read_text())
+    text = file.read_text()
+    assert old in text
     file.write_text(text.replace(old, new))
     with pytest.raises(SystemExit, match=said):
         release.cut("9.9.9", DAY, "c0ffee", project)
