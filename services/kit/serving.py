@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import ipaddress
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from services.kit import failpoints, logs, metrics, settings, tracing
+from services.kit import configured, failpoints, logs, metrics, settings, tracing
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
 from services.kit.identity import known_keys
@@ -121,26 +120,21 @@ async def until_signal() -> None:
     _log.info("stopping")
 
 
-def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> None:
+def main(
+    name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]], checks: Sequence[configured.Check[S]] = ()
+) -> None:
     """Runs a service: reads its settings, or says what is wrong with them, and runs it to its end.
 
-    `kind` is the service's settings class, which extends `settings.Mesh`.
+    `kind` is the service's settings class, which extends `settings.Mesh`. `checks` look, for `--check`, into the files
+    that settings name; what they find, `run` says too: both raise SettingsError.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m services.{name}",
-        description=f"The {name} service of a handmesh.",
-        epilog="Settings, from the environment:\n" + settings.describe(kind),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--check", action="store_true", help="import everything, show the settings' names, and exit")
+    parser = configured.arguments(name, f"services.{name}", kind, f"The {name} service of a handmesh.")
     if parser.parse_args().check:
-        sys.stdout.write(f"{name}: ok\n{settings.describe(kind)}\n")
+        configured.check(name, kind, checks)
         return
-    try:
-        values = settings.read(kind)
-    except settings.SettingsError as problems:
-        sys.exit(f"{name}: {str(problems).replace(chr(10), chr(10) + name + ': ')}")
+    values = configured.read(name, kind)
     logs.set_up(getattr(values, "log_level", "info"))
+    configured.warn_of_unread(kind)
     if isinstance(values, settings.Mesh) and values.failpoints is not None:
         _arm(name, values, values.failpoints)
     if isinstance(values, settings.Mesh):
@@ -148,14 +142,20 @@ def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]
         if values.metrics_listen is not None:
             _count(name)
     try:
-        import uvloop
-    except ImportError:  # not on every platform; asyncio's own loop serves as well
-        asyncio.run(run(values))
-    else:
-        uvloop.run(run(values))
+        _loop()(run(values))
+    except settings.SettingsError as problems:
+        sys.exit(configured.said(name, problems))
     finally:
         if (recorder := tracing.recorder()) is not None:
             recorder.stop(FLUSH_SECONDS)
+
+
+def _loop() -> Callable[[Coroutine[Any, Any, None]], None]:
+    try:
+        import uvloop
+    except ImportError:  # not on every platform; asyncio's own loop serves as well
+        return asyncio.run
+    return uvloop.run
 
 
 def _trace(name: str, mesh: settings.Mesh) -> None:
