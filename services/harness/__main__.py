@@ -59,7 +59,7 @@ async def run(settings: Settings) -> None:
     to_session = connect(settings.session_address, settings.tls_dir)
     to_sandbox = connect(settings.sandbox_address, settings.tls_dir)
     session = SessionServiceStub(to_session)
-    model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
+    model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time, settings.model_silence)
     ports = Ports(
         model=model,
         hands=RemoteHands(to_sandbox),

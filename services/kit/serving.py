@@ -17,11 +17,14 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
+from handmesh.status.v1.status_pb2_grpc import add_StatusServiceServicer_to_server
 from services.kit import failpoints, logs, settings
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
 from services.kit.identity import known_keys
 from services.kit.limits import Limits
+from services.kit.status import NAME as STATUS
+from services.kit.status import Status
 
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
 CONNECTION_IDLE_MS = 30 * 60 * 1000
@@ -55,6 +58,9 @@ class Server:
         self._mesh = mesh
         self._health = HealthServicer()
         add_HealthServicer_to_server(self._health, self.grpc)
+        self._status = Status()
+        self._watching: asyncio.Task[None] | None = None
+        add_StatusServiceServicer_to_server(self._status, self.grpc)
         self._names: list[str] = []
         self.addresses: tuple[str, str | None] = (mesh.listen, mesh.client_listen)  # with the ports that port 0 became
 
@@ -62,7 +68,8 @@ class Server:
         """Opens the ports and says SERVING for the named services, such as `handmesh.session.v1.SessionService`."""
         self._names = ["", *services]
         reflection.enable_server_reflection(
-            (*services, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), self.grpc
+            (*services, STATUS, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name),
+            self.grpc,
         )
         key, cert, ca = ((self._mesh.tls_dir / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
         mutual = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
@@ -75,6 +82,7 @@ class Server:
                 port = self.grpc.add_secure_port(self._mesh.client_listen, grpc.ssl_server_credentials([(key, cert)]))
             self.addresses = (self.addresses[0], _with_port(self._mesh.client_listen, port))
         await self.grpc.start()
+        self._watching = asyncio.create_task(self._status.watch(), name="status")
         await self._say(health_pb2.HealthCheckResponse.SERVING)
         _log.info("serving", listen=self.addresses[0], client_listen=self.addresses[1])
 
@@ -82,6 +90,9 @@ class Server:
         """Says NOT_SERVING, lets running calls finish for the grace in seconds, and closes."""
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.stop(grace)
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
 
     async def _say(self, status: Any) -> None:
         for name in self._names:
