@@ -63,9 +63,9 @@ class HarnessServicer(HarnessServiceServicer):
             row = answer.runs.add(session_id=run.session_id, epoch=run.epoch, step=run.doing, harness=run.harness)
             row.start_time.FromNanoseconds(int(run.start_time * 1e9))
             row.step_time.FromNanoseconds(int(run.step_time * 1e9))
-            for it in run.running:
-                call = row.calls.add(tool_use_id=it.tool_use_id, tool_name=it.tool, hand=it.hand)
-                call.start_time.FromNanoseconds(int(it.start_time * 1e9))
+            for each in run.running:
+                call = row.calls.add(tool_use_id=each.tool_use_id, tool_name=each.tool, hand=each.hand)
+                call.start_time.FromNanoseconds(int(each.start_time * 1e9))
             if run.condition.heard is not None:
                 row.heard_time.FromNanoseconds(int(run.condition.heard * 1e9))
             for it in run.condition.hindrances:
