@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from handmesh.cli import doctor, files, hand, harnesses, integrity, lifecycle, memory, mesh, running, sessions, vault
+from handmesh.cli import (
+    doctor,
+    files,
+    hand,
+    harnesses,
+    integrity,
+    keys,
+    lifecycle,
+    memory,
+    mesh,
+    running,
+    sessions,
+    vault,
+)
 
 EPILOG = """\b
 Start here:
@@ -57,6 +70,7 @@ app.add_typer(harnesses.app)
 app.add_typer(memory.app)
 app.add_typer(vault.app)
 app.add_typer(hand.app)
+app.add_typer(keys.app)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(mesh.model)
 
 

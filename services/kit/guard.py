@@ -8,7 +8,7 @@ exception's text, secrets and all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -18,17 +18,18 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from services.kit import identity, ids
+from services.kit import identity, ids, tracing_calls
 from services.kit.callers import Callers
 from services.kit.errors import Broken, Invalid, ServiceError, Unimplemented
 from services.kit.limits import Limits, Shares
 from services.kit.logs import Log
 from services.kit.overdue import Overdue, OverdueError
+from services.kit.tracing import TRACEPARENT
 
 DOMAIN = "handmesh"
 DETAILS_KEY = "grpc-status-details-bin"
 _AUTHORIZATION = "authorization"
-_SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY})
+_SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY, TRACEPARENT})
 _ANYONE = identity.Caller("anyone")
 _FOREIGN = frozenset({"client", "hand"})  # callers that are not the mesh's own
 _log = Log("services.kit.guard")
@@ -62,7 +63,7 @@ class Guard(grpc.aio.ServerInterceptor):
         answer = handler_of(handler)
         shares, overdue, callers = self._shares, self._overdue, self._callers
 
-        def admit(caller: identity.Caller, request: Any) -> None:
+        def admit(caller: identity.Caller, shown: Mapping[str, str], request: Any) -> None:
             shares.count(caller)
             identity.authorize(caller, method)
             identity.enter(caller)
@@ -70,21 +71,24 @@ class Guard(grpc.aio.ServerInterceptor):
                 _check_readable(request)
             if isinstance(request, Message):
                 check_ids(request)
+            tracing_calls.entered(shown.get(TRACEPARENT), request)
 
         async def unary(request: Any, context: Context) -> Any:
             try:
-                caller, credential = self._known(context)
+                shown = _shown(context)
+                caller, credential = self._known(context, shown)
                 if caller is None:
                     caller = await callers.check(credential)
-                admit(caller, request)
+                admit(caller, shown, request)
                 if handler.request_streaming:
-                    work = answer(_checked(request, shares, caller), context)
-                    return await self._with_stream(caller, credential, work)
+                    async with self._stream(caller, credential):
+                        return await answer(_checked(request, shares, caller), context)
                 taken = shares.take(caller, request.ByteSize())
                 try:
-                    if caller.kind in _FOREIGN:
-                        return await self._within(caller, answer(request, context), context)
-                    return await answer(request, context)
+                    with tracing_calls.served(method, request, of_client=caller.kind == "client"):
+                        if caller.kind in _FOREIGN:
+                            return await self._within(caller, answer(request, context), context)
+                        return await answer(request, context)
                 finally:
                     shares.give(caller, taken)
             except OverdueError:
@@ -95,10 +99,11 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                caller, credential = self._known(context)
+                shown = _shown(context)
+                caller, credential = self._known(context, shown)
                 if caller is None:
                     caller = await callers.check(credential)
-                admit(caller, request)
+                admit(caller, shown, request)
                 async with self._stream(caller, credential):
                     asked = _checked(request, shares, caller) if handler.request_streaming else request
                     async with aclosing(answer(asked, context)) as answers:
@@ -119,12 +124,12 @@ class Guard(grpc.aio.ServerInterceptor):
             response_serializer=_serializer(handler.response_serializer),
         )
 
-    def _known(self, context: Context) -> tuple[identity.Caller | None, str]:
+    def _known(self, context: Context, shown: Mapping[str, str]) -> tuple[identity.Caller | None, str]:
         """Tells who calls, and by which credential. None is somebody who has to be asked for."""
-        authorization, tenant, session_id = _shown(context)
         service = identity.certified(self._peers, context.auth_context())
         if service is not None:
-            return identity.acting(service, tenant, session_id), ""
+            return identity.acting(service, shown.get(identity.TENANT_KEY), shown.get(identity.SESSION_KEY)), ""
+        authorization = shown.get(_AUTHORIZATION)
         if authorization is None:
             return _ANYONE, ""
         credential = identity.credential_of(authorization)
@@ -139,11 +144,6 @@ class Guard(grpc.aio.ServerInterceptor):
             return await (self._overdue.within(work) if context.time_remaining() is None else work)
         finally:
             self._shares.end(caller)
-
-    async def _with_stream(self, caller: identity.Caller, credential: str, work: Awaitable[Any]) -> Any:
-        """Answers a stream of requests, which counts as a stream of the caller's."""
-        async with self._stream(caller, credential):
-            return await work
 
     @asynccontextmanager
     async def _stream(self, caller: identity.Caller, credential: str) -> AsyncIterator[None]:
@@ -190,10 +190,10 @@ def handler_of(handler: Any) -> Callable[[Any, Context], Any]:
     return found
 
 
-def _shown(context: Context) -> tuple[str | None, str | None, str | None]:
-    """Returns what a call shows as `authorization`, and as the tenant and session that it is for.
+def _shown(context: Context) -> Mapping[str, str]:
+    """Returns what a call shows of itself in its metadata. The first of several counts.
 
-    Raises Unauthenticated for two authorizations: it could not be said which of them counts.
+    Raises Unauthenticated for two authorizations: it could not be said which of them is meant.
     """
     found: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
@@ -201,7 +201,7 @@ def _shown(context: Context) -> tuple[str | None, str | None, str | None]:
             if key == _AUTHORIZATION and key in found:
                 raise identity.unknown()
             found.setdefault(key, value if isinstance(value, str) else value.decode("ascii", "replace"))
-    return found.get(_AUTHORIZATION), found.get(identity.TENANT_KEY), found.get(identity.SESSION_KEY)
+    return found
 
 
 class _Unreadable:

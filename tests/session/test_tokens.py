@@ -1,4 +1,4 @@
-"""Tokens of issuers: what is good gives a tenant and a scope, and everything else is refused in one and the same way."""
+"""Tokens of issuers: a good one gives a tenant and a scope, and everything else is refused in one and the same way."""
 
 from __future__ import annotations
 
@@ -158,7 +158,10 @@ async def test_clocks_may_differ_by_five_seconds(tokens: Tokens) -> None:
 async def test_an_issuer_speaks_for_its_own_tenants(tmp_path: Path) -> None:
     """One that may name some tenants names no other; one with a fixed tenant cannot name any."""
     (tmp_path / "jwks.json").write_bytes(ALL_KEYS)
-    fixed = {name: value for name, value in ROW.items() if name != "tenant_claim"} | {"tenant": "fixed", "audience": "f"}
+    fixed = {name: value for name, value in ROW.items() if name != "tenant_claim"} | {
+        "tenant": "fixed",
+        "audience": "f",
+    }
     (tmp_path / "oidc.json").write_text(json.dumps({"issuers": [{**ROW, "tenants": ["acme"]}, fixed]}))
     tokens = Tokens(tmp_path / "oidc.json")
     assert (await tokens.check(token())).tenant == "acme"
