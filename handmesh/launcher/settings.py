@@ -42,7 +42,7 @@ class MeshSettings:
     """How to start a mesh.
 
     `caller_environment` is the environment of who starts it (`os.environ`), from which children inherit very little.
-    `extra` adds variables to single services: {service: {name: value}}.
+    `extra` adds variables to single services and operators of the store: {service: {name: value}}.
     """
 
     data_directory: Path
@@ -152,6 +152,7 @@ def operator_environment(operator: str, settings: MeshSettings) -> dict[str, str
         "HANDMESH_NATS_URL": f"nats://{HOST}:{settings.ports.nats}",
         "HANDMESH_NATS_CREDENTIALS_FILE": str(logins[operator]),
         "HANDMESH_LOG_LEVEL": settings.log_level,
+        **settings.extra.get(operator, {}),
     }
 
 
