@@ -56,14 +56,15 @@ async def run(settings: Settings) -> None:
     """Serves until SIGTERM, then drains."""
     prices, listed = _prices(settings), _types(settings)
     types = {each.name: each.kind for each in listed if each.kind is not None}
-    to_session = connect(settings.session_address, settings.tls_dir)
-    to_sandbox = connect(settings.sandbox_address, settings.tls_dir)
+    to_session = connect(settings.session_address, settings.tls_dir, pinned=settings.pinned)
+    to_sandbox = connect(settings.sandbox_address, settings.tls_dir, pinned=settings.pinned)
+    to_servers = connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE, pinned=settings.pinned)
     session = SessionServiceStub(to_session)
     model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
     ports = Ports(
         model=model,
         hands=RemoteHands(to_sandbox),
-        servers=RemoteServers(connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE)),
+        servers=RemoteServers(to_servers),
         now=time.time,
         jitter=random.random,
         prices=prices,

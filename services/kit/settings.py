@@ -67,10 +67,14 @@ def address(value: str) -> str:
 
 
 def addresses(value: str) -> str:
-    """Takes `host:port`, or several of them joined by commas, with IP addresses as hosts."""
-    for each in value.split(","):
-        address(each)
-    return value
+    """Takes `host:port`, or several of them joined by commas: replicas. A name may stand for several, too."""
+    found = [each.strip() for each in value.split(",")]
+    try:
+        for each in found:
+            address(each)
+    except ValueError:
+        raise ValueError("host:port, or several with commas") from None
+    return ",".join(found)
 
 
 def url(value: str) -> str:
@@ -78,6 +82,20 @@ def url(value: str) -> str:
     if "://" not in value:
         raise ValueError("an address with a scheme, such as nats:// or https://")
     return value
+
+
+def collector(value: str) -> str:
+    """Takes the address of an OpenTelemetry collector."""
+    if not value.startswith(("http://", "https://")) or "@" in value:
+        raise ValueError("http://host:port, or https://host:port")
+    return value
+
+
+def ratio(value: str) -> float:
+    """Takes a number from 0 to 1."""
+    if not value.isascii() or not value.replace(".", "", 1).isdecimal() or float(value) > 1:
+        raise ValueError("a number from 0 to 1")
+    return float(value)
 
 
 def path(value: str) -> Path:
@@ -139,12 +157,44 @@ class Mesh:
     call_seconds: int = tuning(
         "HANDMESH_CALL_SECONDS", whole, limits.CALL_SECONDS, "For a client's unary call that brings no deadline."
     )
+    otlp_endpoint: str | None = tuning(
+        "HANDMESH_OTLP_ENDPOINT",
+        collector,
+        None,
+        "An OpenTelemetry collector (OTLP over gRPC), which gets traces: http://host:4317, or https:// for TLS.",
+    )
+    trace_file: Path | None = tuning(
+        "HANDMESH_TRACE_FILE",
+        path,
+        None,
+        "A file that gets traces where there is no collector: OTLP's JSON, in lines.",
+    )
+    trace_ratio: float = tuning(
+        "HANDMESH_TRACE_RATIO", ratio, 1.0, "The share of traces that are recorded, from 0 to 1, when they are at all."
+    )
+    replica_choice: str = tuning(
+        "HANDMESH_REPLICA_CHOICE",
+        one_of("hash", "random"),
+        "hash",
+        "Which replica of another service is asked: by a hash of the session, so always the same, or any.",
+    )
+    metrics_listen: str | None = tuning(
+        "HANDMESH_METRICS_LISTEN",
+        address,
+        None,
+        "Where Prometheus reads `/metrics`: plain HTTP that anyone who reaches it may read. Unset: nothing is counted.",
+    )
     failpoints: Path | None = tuning(
         "HANDMESH_FAILPOINTS",
         existing,
         None,
         "For tests: a folder of files that kill, stop or fail this process (docs/crash.md). Refused off loopback.",
     )
+
+    @property
+    def pinned(self) -> bool:
+        """Whether what belongs to a session goes to the same replica of a service."""
+        return self.replica_choice == "hash"
 
 
 def read(kind: type[T], environment: Mapping[str, str] | None = None, program: str = "") -> T:

@@ -68,7 +68,9 @@ async def run(settings: Settings) -> None:
     if settings.default_pool is not None:
         known = environments.with_default_pool(known, settings.default_pool)
     pools = Pools(hands, known)
-    channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
+    channel = None
+    if settings.session_address:
+        channel = channels.connect(settings.session_address, settings.tls_dir, pinned=settings.pinned)
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
     passes = Passes()
@@ -127,7 +129,7 @@ def _raise_descriptors() -> None:
 def _vault(settings: Settings) -> tuple[grpc.aio.Channel | None, VaultProxyClient | None]:
     if settings.vault_proxy_address is None:
         return None, None
-    channel = channels.connect(settings.vault_proxy_address, settings.tls_dir)
+    channel = channels.connect(settings.vault_proxy_address, settings.tls_dir, pinned=settings.pinned)
     return channel, VaultProxyClient(channel, settings.tls_dir)
 
 

@@ -41,7 +41,10 @@ class Settings(Mesh):
     """The service's settings."""
 
     session_address: str = setting(
-        "HANDMESH_SESSION_ADDRESS", address, REQUIRED, "Where the session service's mesh port is."
+        "HANDMESH_SESSION_ADDRESS",
+        addresses,
+        REQUIRED,
+        "Where the session service's mesh port is, or those of its replicas, with commas.",
     )
     store: str = setting(
         "HANDMESH_STORE", one_of("hashicorp", "memory"), "hashicorp", "Where credentials are: a folder of stores/."
