@@ -60,7 +60,7 @@ async def run(settings: Settings) -> None:
     to_sandbox = connect(settings.sandbox_address, settings.tls_dir, pinned=settings.pinned)
     to_servers = connect(settings.vault_proxy_address, settings.tls_dir, once=ONCE, pinned=settings.pinned)
     session = SessionServiceStub(to_session)
-    model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time)
+    model = AnthropicModel(settings.model_key_file, settings.model_base_url, time.time, settings.model_silence)
     ports = Ports(
         model=model,
         hands=RemoteHands(to_sandbox),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from handmesh.session.v1.event_pb2 import Event
+from services.harness.condition import Condition
 from services.harness.ports import ASKING, LINGERING, HarnessType, Ports, SessionLog
 from services.kit.errors import Conflict, Full, Gone, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
@@ -41,6 +42,7 @@ class Run:
     moved_on: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[float | None] | None = None
     linger: Callable[[], float] = lambda: 0.0
+    condition: Condition = field(default_factory=lambda: Condition(time.time))
 
     def took_up(self, epoch: int) -> None:
         self.epoch = epoch

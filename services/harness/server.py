@@ -66,6 +66,11 @@ class HarnessServicer(HarnessServiceServicer):
             for it in run.running:
                 call = row.calls.add(tool_use_id=it.tool_use_id, tool_name=it.tool, hand=it.hand)
                 call.start_time.FromNanoseconds(int(it.start_time * 1e9))
+            if run.condition.heard is not None:
+                row.heard_time.FromNanoseconds(int(run.condition.heard * 1e9))
+            for it in run.condition.hindrances:
+                away = row.hindrances.add(service=it.service, reason=it.reason, answered=it.answered)
+                away.since_time.FromNanoseconds(int(it.since * 1e9))
         return answer
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

@@ -86,7 +86,9 @@ def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE"
     if kind is errors.Broken and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind = errors.Unavailable
     reason = unavailable if kind is errors.Unavailable else "INTERNAL"
-    return kind(reason, f"the call ended as {error.code().name}")
+    silent = kind(reason, f"the call ended as {error.code().name}")
+    silent.answered = False
+    return silent
 
 
 def _rebuilt(kind: type[errors.ServiceError], status: Status) -> errors.ServiceError:

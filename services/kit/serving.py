@@ -16,6 +16,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
+from handmesh.status.v1.status_pb2_grpc import add_StatusServiceServicer_to_server
 from services.kit import configured, failpoints, logs, metrics, settings, tracing
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
@@ -23,6 +24,8 @@ from services.kit.identity import known_keys
 from services.kit.limits import Limits
 from services.kit.metered import Meter
 from services.kit.metrics_listener import Listener
+from services.kit.status import NAME as STATUS
+from services.kit.status import Status
 
 FLUSH_SECONDS = 2.0  # that the last traces have to be sent
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
@@ -59,6 +62,9 @@ class Server:
         self._mesh = mesh
         self._health = HealthServicer()
         add_HealthServicer_to_server(self._health, self.grpc)
+        self._status = Status()
+        self._watching: asyncio.Task[None] | None = None
+        add_StatusServiceServicer_to_server(self._status, self.grpc)
         self._names: list[str] = []
         self.metrics_address = ""  # where metrics are read, when somebody may
         self.addresses: tuple[str, str | None] = (mesh.listen, mesh.client_listen)  # with the ports that port 0 became
@@ -67,7 +73,8 @@ class Server:
         """Opens the ports and says SERVING for the named services, such as `handmesh.session.v1.SessionService`."""
         self._names = ["", *services]
         reflection.enable_server_reflection(
-            (*services, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), self.grpc
+            (*services, STATUS, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name),
+            self.grpc,
         )
         key, cert, ca = ((self._mesh.tls_dir / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
         mutual = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
@@ -83,6 +90,7 @@ class Server:
             await self._metrics.start()
             self.metrics_address = self._metrics.address
         await self.grpc.start()
+        self._watching = asyncio.create_task(self._status.watch(), name="status")
         await self._say(health_pb2.HealthCheckResponse.SERVING)
         _log.info("serving", listen=self.addresses[0], client_listen=self.addresses[1])
 
@@ -92,6 +100,9 @@ class Server:
         await self.grpc.stop(grace)
         if self._metrics is not None:
             await self._metrics.stop()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
 
     async def _say(self, status: Any) -> None:
         for name in self._names:

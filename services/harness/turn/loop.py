@@ -129,7 +129,7 @@ class Turn:
         answering: MakeAnswering,
     ) -> None:
         self.state = known.state if known else State()
-        self.journal = Journal(log, self._apply, known.last if known else None)
+        self.journal = Journal(log, self._apply, progress.condition, known.last if known else None)
         self._ports = ports
         self._progress = progress
         self._traits = traits
