@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from handmesh.replicas.ranking import PIN_KEY
 from handmesh.session.v1.session_pb2 import ClaimWorkRequest, ClaimWorkResponse, ReleaseWorkRequest
 from services.harness.runs import Ended, Runs
 from services.kit import failpoints
@@ -34,6 +35,7 @@ class Claims:
         self._runs = runs
         self._types = types
         self._instance = instance
+        self._pin = ((PIN_KEY, instance),)  # a claim is given back where it was made, if that replica is there
         self._working: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
@@ -88,6 +90,7 @@ class Claims:
                 instance=self._instance,
                 working_session_ids=[run.session_id for run in self._runs.list()],
             ),
+            metadata=self._pin,
             wait_for_ready=True,
         )
         try:
@@ -122,6 +125,6 @@ class Claims:
         if ended.wake_time is not None:
             request.wake_time.FromNanoseconds(int(ended.wake_time * 1e9))
         try:
-            await self._stub.ReleaseWork(request, timeout=RELEASE_SECONDS)
+            await self._stub.ReleaseWork(request, metadata=self._pin, timeout=RELEASE_SECONDS)
         except grpc.aio.AioRpcError as error:
             _log.warning("claim not released", claim_id=offer.claim_id, reason=raised(error).reason)
