@@ -13,6 +13,8 @@ COPY services/sandbox /opt/handmesh/app/services/sandbox
 RUN /opt/handmesh/bin/python -m compileall -q /opt/handmesh/app
 
 FROM ${BASE_IMAGE}
+# It fetches repositories, where the base has no git.
+RUN command -v git >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends git && rm -rf /var/lib/apt/lists/*; }
 COPY --from=packages /opt/handmesh /opt/handmesh
 ENV PATH=/opt/handmesh/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1
 USER 10001:10001
