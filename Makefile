@@ -11,6 +11,7 @@ PY := $(BIN)/python
 INSTALLED := $(VENV)/.installed
 PYTHON ?=
 ARGS ?=
+VERSION ?=
 
 .PHONY: help
 help: ## List the targets
@@ -77,6 +78,7 @@ check/proto:
 	@$(BIN)/buf lint proto
 	@$(BIN)/buf format --diff --exit-code proto
 	@$(BIN)/buf breaking proto --against proto/baseline.binpb
+	@$(PY) ci/release.py --check
 check/stubs:
 	@$(PY) ci/stubs.py --check
 	@$(PY) ci/reference.py --check
@@ -89,14 +91,18 @@ fmt: setup ## Format Python and contracts, and mend what lint can
 	@$(BIN)/buf format --write proto
 
 .PHONY: proto
-proto: setup ## Generate the Python stubs and docs/reference.md from the contracts
+proto: setup ## Generate the Python stubs, docs/reference.md and docs/configuration.md
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
 	@$(PY) ci/brain_picture.py
 
 .PHONY: baseline
-baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, or a release)
+baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, between releases)
 	@$(BIN)/buf build proto --output proto/baseline.binpb
+
+.PHONY: release
+release: setup ## Cut a release: VERSION=0.2.0. Takes the contracts' image, dates the changelog; commits nothing
+	@$(PY) ci/release.py '$(VERSION)'
 
 .PHONY: bench
 bench: setup ## Measure, as JSON lines

@@ -72,6 +72,8 @@ def _spawn(settings: MeshSettings, log: Path) -> subprocess.Popen[bytes]:
         arguments += ["--model-script", str(settings.model.script)]
     if settings.extra["sandbox"].get(ALLOW_UNISOLATED):
         arguments.append("--allow-unisolated")
+    if settings.metrics:
+        arguments.append("--metrics")
     if settings.environments_file is not None:
         arguments += ["--environments", str(settings.environments_file)]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

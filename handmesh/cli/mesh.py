@@ -39,6 +39,9 @@ def up(
     log_level: Annotated[
         str, typer.Option(metavar="LEVEL", help="From where on the services log: debug, info, ...")
     ] = "info",
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Count what the services do, for Prometheus, on the port plus 51 to 54.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is healthy; `down` stops it.")] = False,
 ) -> None:
     """Starts a mesh on this machine: NATS, OpenBao and the four services. Ctrl-C stops it.
@@ -50,7 +53,9 @@ def up(
     async def body() -> int:
         from handmesh.cli import detached, upkeep
 
-        options = upkeep.UpOptions(port_base, model_script, environments, allow_unisolated, log_level, replicas)
+        options = upkeep.UpOptions(
+            port_base, model_script, environments, allow_unisolated, log_level, replicas, metrics
+        )
         settings = upkeep.settings_of(resolved(data_directory), options)
         return await (detached.start(settings) if detach else upkeep.hold_up(settings))
 

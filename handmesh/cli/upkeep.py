@@ -52,6 +52,7 @@ class UpOptions:
     allow_unisolated: bool = False
     log_level: str = "info"
     replicas: int = 1
+    metrics: bool = False
 
 
 def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
@@ -76,6 +77,7 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         others=tuple(others),
         log_level=options.log_level,
         environments_file=options.environments,
+        metrics=options.metrics,
         extra={
             "sandbox": _sandbox_variables(options),
             "vault_proxy": _handed_on(OUTBOUND_ALLOW) | _handed_on(PACKAGE_HOSTS),
@@ -220,11 +222,13 @@ def welcome(settings: MeshSettings, seconds: float) -> str:
             model = f"scripted: {script.name} (set {API_KEY} to talk to Claude)"
     found = Addresses.of_ports(*settings.replicas)
     services = "\n".join(f"  {service:<12} {getattr(found, service).replace(',', ', ')}" for service in SERVICES)
+    counted = ", ".join(f"http://{ports.metrics(service)}/metrics" for service in SERVICES)
+    metrics = f"\n  {'metrics':<12} {counted}" if settings.metrics else ""
     return f"""\
 handmesh is up after {seconds:.1f} s
 {services}
   {"model":<12} {model}
-  {"data":<12} {settings.data_directory}
+  {"data":<12} {settings.data_directory}{metrics}
 Now, in another terminal:
   handmesh run "list the files"{option}
   handmesh sessions{option}

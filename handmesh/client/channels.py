@@ -94,7 +94,7 @@ class Link:
 
 def _open(target: str, name: str, ca_file: Path | None, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
     """Opens a channel to one replica, whose certificate shows `name`, by default that of the target."""
-    if not name and is_loopback(target):  # what a name stands for makes nothing plain text
+    if ca_file is None and not name and is_loopback(target):  # what a name stands for makes nothing plain text
         return grpc.aio.insecure_channel(target, options)
     roots = ca_file.read_bytes() if ca_file is not None else None
     named = [("grpc.default_authority", name)] if name else []
@@ -102,7 +102,7 @@ def _open(target: str, name: str, ca_file: Path | None, options: list[tuple[str,
 
 
 def is_loopback(address: str) -> bool:
-    """Says whether `host:port` is on this machine, where the mesh speaks plain text."""
+    """Says whether `host:port` is on this machine, where a mesh speaks plain text unless it has an authority."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

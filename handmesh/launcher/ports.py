@@ -51,6 +51,10 @@ _OFFSETS = {
     "openbao": 30,
     "openbao_cluster": 31,
     "model": 40,
+    "session_metrics": 45,
+    "harness_metrics": 46,
+    "sandbox_metrics": 47,
+    "vault_proxy_metrics": 48,
 }
 
 
@@ -59,7 +63,8 @@ class Ports:
     """The port of every listener, all on 127.0.0.1.
 
     A service has two: `<service>` for clients (plain text, API key) and `<service>_mesh` for the other services (mTLS).
-    `vault_proxy_door` is where the sandbox service brings the connections of hands' doors (mTLS).
+    `vault_proxy_door` is where the sandbox service brings the connections of hands' doors (mTLS), and
+    `<service>_metrics` where Prometheus reads, if the mesh is started with metrics.
     """
 
     session: int
@@ -76,6 +81,10 @@ class Ports:
     openbao: int
     openbao_cluster: int
     model: int
+    session_metrics: int
+    harness_metrics: int
+    sandbox_metrics: int
+    vault_proxy_metrics: int
 
     @classmethod
     def at(cls, base: int = DEFAULT_BASE) -> "Ports":
@@ -107,6 +116,10 @@ class Ports:
     def of_services(self) -> Iterable[int]:
         """Returns the ports of the four services alone: all that a second replica of each listens on."""
         return (port for name, port in self.as_mapping().items() if name.startswith(SERVICES))
+
+    def metrics(self, service: str) -> str:
+        """Returns `host:port` of a service's metrics."""
+        return f"{HOST}:{self.as_mapping()[f'{service}_metrics']}"
 
     def as_mapping(self) -> Mapping[str, int]:
         """Returns {name: port}."""

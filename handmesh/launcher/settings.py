@@ -13,8 +13,10 @@ from handmesh.launcher.openbao import approle_file, issuer_key_file
 from handmesh.launcher.ports import DATA_DIRECTORY_VARIABLE, HOST, SERVICES, Ports, part_of
 from handmesh.launcher.vault_operator import MOUNT
 
+CONFIG_FILE = "HANDMESH_CONFIG_FILE"  # what the launcher says itself counts before what is in it
 DEFAULT_CAPACITY = 100
 """Sessions that the harness works on at once."""
+DEFAULTS = {"HANDMESH_CAPACITY": str(DEFAULT_CAPACITY), "HANDMESH_LOG_LEVEL": "info"}
 
 INHERITED = ("PATH", "HOME", "LANG")
 """The variables of the caller that children get. All others, keys and tokens among them, stay with the caller."""
@@ -54,6 +56,8 @@ class MeshSettings:
     environments_file: Path | None = None
     extra: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     die_with_launcher: bool = True
+    metrics: bool = False
+    """Whether the services count what they do, and show it on loopback."""
 
     @property
     def replicas(self) -> tuple[Ports, ...]:
@@ -124,6 +128,8 @@ def child_environment(settings: MeshSettings) -> dict[str, str]:
         # Children run in the data directory, where a relative entry would mean something else.
         entries = [str(Path(entry).absolute()) for entry in caller["PYTHONPATH"].split(os.pathsep) if entry]
         environment["PYTHONPATH"] = os.pathsep.join(entries)
+    if caller.get(CONFIG_FILE):
+        environment[CONFIG_FILE] = str(Path(caller[CONFIG_FILE]).absolute())
     environment["PYTHONUNBUFFERED"] = "1"
     environment[DATA_DIRECTORY_VARIABLE] = str(settings.data_directory)
     return environment
@@ -140,6 +146,8 @@ def service_environment(service: str, settings: MeshSettings, replica: int = 0) 
         "HANDMESH_API_KEYS_FILE": str(files.api_keys),
         "HANDMESH_LOG_LEVEL": settings.log_level,
     }
+    if settings.metrics:
+        environment["HANDMESH_METRICS_LISTEN"] = ports.metrics(service)
     match service:
         case "session":
             environment |= _session(files, settings.ports)
@@ -151,6 +159,8 @@ def service_environment(service: str, settings: MeshSettings, replica: int = 0) 
             environment |= _vault_proxy(settings, files, replica)
         case _:
             raise ValueError(f"{service!r} is none of the four services")
+    if CONFIG_FILE in environment:  # what nobody asked the launcher for is the file's to say
+        environment = {name: value for name, value in environment.items() if DEFAULTS.get(name) != value}
     return {**environment, **settings.extra.get(service, {})}
 
 

@@ -60,8 +60,17 @@ class HarnessServicer(HarnessServiceServicer):
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         answer = pb.ListRunsResponse(capacity=self._runs.capacity, draining=self._runs.draining)
         for run in self._runs.list():
-            row = answer.runs.add(session_id=run.session_id, epoch=run.epoch, step=run.doing)
+            row = answer.runs.add(session_id=run.session_id, epoch=run.epoch, step=run.doing, harness=run.harness)
             row.start_time.FromNanoseconds(int(run.start_time * 1e9))
+            row.step_time.FromNanoseconds(int(run.step_time * 1e9))
+            for it in run.running:
+                call = row.calls.add(tool_use_id=it.tool_use_id, tool_name=it.tool, hand=it.hand)
+                call.start_time.FromNanoseconds(int(it.start_time * 1e9))
+            if run.condition.heard is not None:
+                row.heard_time.FromNanoseconds(int(run.condition.heard * 1e9))
+            for it in run.condition.hindrances:
+                away = row.hindrances.add(service=it.service, reason=it.reason, answered=it.answered)
+                away.since_time.FromNanoseconds(int(it.since * 1e9))
         return answer
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:

@@ -66,6 +66,13 @@ class Settings(Mesh):
         5.0,
         "How long a session is kept when its turn has ended: what is said to it meanwhile is answered sooner.",
     )
+    model_silence: int = tuning(
+        "HANDMESH_MODEL_SILENCE_SECONDS",
+        whole,
+        90,
+        "How long the model may say nothing within an answer before it is asked again; its API says something every "
+        "few seconds.",
+    )
     harness_types: tuple[str, ...] = tuning(
         "HANDMESH_HARNESS_TYPES",
         names,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
@@ -14,6 +14,7 @@ from google.rpc.status_pb2 import Status
 from handmesh.replicas.channel import Replicas, is_single
 from services.kit import errors
 from services.kit.guard import DETAILS_KEY, DOMAIN
+from services.kit.tracing_calls import TracedChannel
 
 MESSAGE_BYTES = 8 * 1024 * 1024  # more than a page of 3 MiB, or 1 MiB of events with what surrounds them
 
@@ -50,8 +51,10 @@ def connect(
     """
     if is_single(addresses):
         methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
-        return _open(tls_dir, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
-    return Replicas(addresses, lambda target, name: _open(tls_dir, target, name, []), once, pinned=pinned)
+        channel = _open(tls_dir, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
+    else:
+        channel = Replicas(addresses, lambda target, name: _open(tls_dir, target, name, []), once, pinned=pinned)
+    return cast(grpc.aio.Channel, TracedChannel(channel))
 
 
 def _open(tls_dir: Path, target: str, name: str, methods: list[dict[str, Any]]) -> grpc.aio.Channel:
@@ -83,7 +86,9 @@ def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE"
     if kind is errors.Broken and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind = errors.Unavailable
     reason = unavailable if kind is errors.Unavailable else "INTERNAL"
-    return kind(reason, f"the call ended as {error.code().name}")
+    silent = kind(reason, f"the call ended as {error.code().name}")
+    silent.answered = False
+    return silent
 
 
 def _rebuilt(kind: type[errors.ServiceError], status: Status) -> errors.ServiceError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from services.kit import channels
 from services.kit.grants import Grants
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
+from services.kit.settings import SettingsError
 from services.sandbox import backends, environments
 from services.sandbox.dialled_server import Workers
 from services.sandbox.doorman import Doorman
@@ -49,13 +49,17 @@ DESCRIPTORS = 1 << 16
 _log = Log("services.sandbox")
 
 
+def _environments(settings: Settings) -> environments.Environments:
+    try:
+        return environments.load(settings.environments_file, backends.keys())
+    except environments.EnvironmentsError as problems:
+        raise SettingsError(f"HANDMESH_ENVIRONMENTS_FILE: {problems}") from None
+
+
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM. The sandboxes that are somebody's stay, for the service that comes after."""
     _raise_descriptors()
-    try:
-        known = environments.load(settings.environments_file, backends.keys())
-    except environments.EnvironmentsError as problems:
-        sys.exit(f"sandbox: {problems}")
+    known = _environments(settings)
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     hands = backends.Backends(
         HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host, settings.bounds())
@@ -139,4 +143,4 @@ async def _tidy(sandboxes: Sandboxes) -> None:
 
 
 if __name__ == "__main__":
-    main("sandbox", Settings, run)
+    main("sandbox", Settings, run, (_environments,))

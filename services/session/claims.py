@@ -22,6 +22,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from handmesh.session.v1.event_pb2 import TakeoverCause
 from services.kit import failpoints
 from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
@@ -62,6 +63,7 @@ class Claims:
         self._newest = Newest()
         self._taken_away: Bounded[Stream] = Bounded()  # claims whose harness did nothing
         self._idle: Bounded[int] = Bounded()  # sessions for which a harness did nothing, how often
+        self._causes: Bounded[TakeoverCause.ValueType] = Bounded()  # why each session's last claim ended
         self._streams: set[Stream] = set()
         self._handed_over = asyncio.Event()
         self._draining = False
@@ -73,10 +75,10 @@ class Claims:
         for stream in self._streams:
             stream.end(Unavailable("DRAINING", "this process is going away; ask another"))
 
-    async def finish(self) -> None:
-        """Waits until harnesses have taken what they work on to other replicas, at most `HAND_OVER_SECONDS`."""
+    async def finish(self, within: float = HAND_OVER_SECONDS) -> None:
+        """Waits until harnesses have taken what they work on to other replicas, at most so many seconds."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER_SECONDS):
+            async with asyncio.timeout(within):
                 while self._left:
                     self._handed_over.clear()
                     await self._handed_over.wait()
@@ -95,6 +97,12 @@ class Claims:
     async def served(self) -> dict[str, Room]:
         """Returns which harness types are served, at whatever replica, and how much room there is."""
         return await self._served.everywhere()
+
+    def cause(self, session_id: str) -> TakeoverCause.ValueType:
+        """Says why the harness that had a session last has it no more, as far as this process knows."""
+        if session_id in self._causes:
+            return self._causes[session_id]
+        return TakeoverCause.TAKEOVER_CAUSE_UNSPECIFIED
 
     def _serving(self) -> dict[str, Room]:
         found: dict[str, Room] = {}
@@ -122,7 +130,7 @@ class Claims:
         if not needs_harness(state) or state.last_step > claim.head:
             return
         _journal.warning("harness is idle", session_id=claim.session_id, instance=claim.stream.instance)
-        self._unbind(claim)
+        self._unbind(claim, TakeoverCause.TAKEOVER_CAUSE_IDLE)
         claim.stream.idle(claim)
         self._ended[claim.claim_id] = None
         self._taken_away[claim.claim_id] = claim.stream
@@ -191,7 +199,7 @@ class Claims:
         claim = claim or await self._inherited(session_id)
         if claim is None:
             raise Gone("CLAIM_UNKNOWN", "the claim is not this server's, or not any more")
-        self._unbind(claim)
+        self._unbind(claim, TakeoverCause.TAKEOVER_CAUSE_RETURNED)
         self._ended[claim_id] = None
         state = await self._state(claim.session_id)
         if state is None:
@@ -322,7 +330,9 @@ class Claims:
         self._claims[claim.claim_id] = self._by_session[claim.session_id] = claim
         claim.stream.take(claim)
 
-    def _unbind(self, claim: Claim) -> None:
+    def _unbind(self, claim: Claim, cause: TakeoverCause.ValueType | None = None) -> None:
+        if cause is not None:
+            self._causes[claim.session_id] = cause
         if self._claims.pop(claim.claim_id, None) is not None:
             del self._by_session[claim.session_id]
         self._left.pop(claim.session_id, None)
@@ -335,7 +345,7 @@ class Claims:
         self._streams.discard(stream)
         stream.closed = True
         for claim in tuple(stream.claims):
-            self._unbind(claim)
+            self._unbind(claim, None if self._draining else TakeoverCause.TAKEOVER_CAUSE_LOST)
             if self._draining:
                 self._left[claim.session_id] = claim
             else:

@@ -7,7 +7,6 @@ raised, in NATS's own words, when there was one.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import sys
@@ -21,7 +20,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from services.kit import logs, settings
+from services.kit import configured, logs
 from services.kit.settings import existing, one_of, setting, url
 
 CONNECT_SECONDS = 30.0  # NATS may start at the same time
@@ -103,17 +102,12 @@ class Operator:
 
 def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> None:
     """Runs an operator to its end. A service's own `main` would bring gRPC, which takes longer than a migration."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m services.session.{name}",
-        epilog="Settings, from the environment:\n" + settings.describe(kind),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.parse_args()
-    try:
-        values = settings.read(kind)
-    except settings.SettingsError as problems:
-        sys.exit(f"{name}: {str(problems).replace(chr(10), chr(10) + name + ': ')}")
+    if configured.arguments(name, f"services.session.{name}", kind).parse_args().check:
+        configured.check(name, kind, ())
+        return
+    values = configured.read(name, kind)
     logs.set_up(values.log_level)
+    configured.warn_of_unread(kind)
     try:
         asyncio.run(run(values))
     except StoreError as problem:

@@ -64,7 +64,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     connecting = account_flow(settings, store, vaults)
     reach = settings.outbound_allow, settings.outbound_ca_file
     validation = Validation(session, store, vaults, wallet, connections, *reach)
-    executions = Executions(settings.call_seconds)
+    executions = Executions(settings.tool_seconds)
     replicas = Replicas(settings.replicas, settings.tls_dir)
     tools = Tools(connections, executions, audit, replicas, pins)
 

@@ -145,3 +145,15 @@ def test_extra_variables_reach_the_named_service_only() -> None:
     given = settings(extra={"harness": {"HANDMESH_CAPACITY": "1"}})
     assert service_environment("harness", given)["HANDMESH_CAPACITY"] == "1"
     assert "HANDMESH_CAPACITY" not in service_environment("sandbox", given)
+
+
+def test_a_configuration_file_is_handed_on_and_says_what_the_launcher_was_not_asked_for() -> None:
+    """Its path becomes absolute; what the launcher has to say, addresses and paths, still counts before it."""
+    caller = CALLER | {"HANDMESH_CONFIG_FILE": "mesh.toml"}
+    plain, filed = (service_environment("harness", settings(caller_environment=who)) for who in (CALLER, caller))
+    gone = ("HANDMESH_CAPACITY", "HANDMESH_LOG_LEVEL")
+    assert filed == {name: value for name, value in plain.items() if name not in gone} | {
+        "HANDMESH_CONFIG_FILE": str(Path("mesh.toml").absolute())
+    }
+    asked = service_environment("harness", settings(caller_environment=caller, capacity=7, log_level="debug"))
+    assert [asked[name] for name in gone] == ["7", "debug"]

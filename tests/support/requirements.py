@@ -1,11 +1,12 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `e2e`,
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `metrics`, `e2e`,
 `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
 import functools
+import importlib.util
 import os
 import shutil
 import socket
@@ -76,6 +77,9 @@ def lack_of(marker: str) -> str | None:
             return None if there else "MCP servers and an OAuth server of others are missing. Get them with: make peers"
         case "claude_code":
             return _lack_of_claude_code()
+        case "metrics":
+            there = importlib.util.find_spec("prometheus_client") is not None
+            return None if there else "prometheus_client is missing. Get it with: pip install -e '.[telemetry]'"
         case "lfs":
             return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "typescript":
