@@ -72,10 +72,10 @@ class Claims:
         for stream in self._streams:
             stream.end(Unavailable("DRAINING", "this process is going away; ask another"))
 
-    async def finish(self) -> None:
-        """Waits until harnesses have taken what they work on to other replicas, at most `HAND_OVER_SECONDS`."""
+    async def finish(self, within: float = HAND_OVER_SECONDS) -> None:
+        """Waits until harnesses have taken what they work on to other replicas, at most so many seconds."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER_SECONDS):
+            async with asyncio.timeout(within):
                 while self._left:
                     self._handed_over.clear()
                     await self._handed_over.wait()
