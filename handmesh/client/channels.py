@@ -64,7 +64,7 @@ class Link:
         methods: list[dict[str, object]] = [{"name": [{"service": each, "method": method}]} for each, method in once]
         config = json.dumps({"methodConfig": [*methods, {"name": [{}], "retryPolicy": _RETRY}]})
         options = [*_OPTIONS, *((name, keepalive_ms) for name in _KEEPALIVE), ("grpc.service_config", config)]
-        if is_loopback(address):
+        if is_loopback(address) and ca_file is None:
             self.channel = grpc.aio.insecure_channel(address, options)
         else:
             roots = ca_file.read_bytes() if ca_file is not None else None
@@ -89,7 +89,7 @@ class Link:
 
 
 def is_loopback(address: str) -> bool:
-    """Says whether `host:port` is on this machine, where the mesh speaks plain text."""
+    """Says whether `host:port` is on this machine, where a mesh speaks plain text unless it has an authority."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

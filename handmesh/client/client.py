@@ -56,8 +56,8 @@ def connect(
     found = settings.read()
     directory = data_directory or found.data_directory
     if address is None and data_directory is None and found.address is not None:
-        harness = found.harness_address or found.address
-        address = Addresses(found.address, harness, found.address, found.address)
+        others = found.harness_address, found.sandbox_address, found.vault_proxy_address
+        address = Addresses(found.address, *(each or found.address for each in others))
     key = api_key or (found.api_key if data_directory is None else None) or local_api_key(directory)
     if key is None:
         text = f"no API key: {api_key_file(directory)} is not there. `handmesh up` makes it"

@@ -10,6 +10,8 @@ from pathlib import Path
 DATA_DIRECTORY = "HANDMESH_DATA_DIR"
 ADDRESS = "HANDMESH_ADDRESS"
 HARNESS_ADDRESS = "HANDMESH_HARNESS_ADDRESS"
+SANDBOX_ADDRESS = "HANDMESH_SANDBOX_ADDRESS"
+VAULT_PROXY_ADDRESS = "HANDMESH_VAULT_PROXY_ADDRESS"
 API_KEY = "HANDMESH_API_KEY"
 CA_FILE = "HANDMESH_CA_FILE"
 
@@ -18,13 +20,16 @@ CA_FILE = "HANDMESH_CA_FILE"
 class Settings:
     """Where the mesh is and who the caller is. None means: the mesh on this machine.
 
-    `address` (host:port) is the session service's, or that of a proxy in front of all services; `harness_address` is
-    the harness's where it is another. `ca_file` holds the authority that signed their certificates (PEM).
+    `address` (host:port) is the session service's, or that of a proxy in front of all services; `harness_address` and
+    the two after it are the other services' where they are others. `ca_file` holds the authority that signed their
+    certificates (PEM): with it even a mesh on this machine is spoken to in TLS.
     """
 
     data_directory: Path
     address: str | None = None
     harness_address: str | None = None
+    sandbox_address: str | None = None
+    vault_proxy_address: str | None = None
     api_key: str | None = field(default=None, repr=False)
     ca_file: Path | None = None
 
@@ -37,6 +42,8 @@ def read(environment: Mapping[str, str] | None = None) -> Settings:
         data_directory=data_directory(source),
         address=source.get(ADDRESS) or None,
         harness_address=source.get(HARNESS_ADDRESS) or None,
+        sandbox_address=source.get(SANDBOX_ADDRESS) or None,
+        vault_proxy_address=source.get(VAULT_PROXY_ADDRESS) or None,
         api_key=source.get(API_KEY) or None,
         ca_file=Path(ca_file) if ca_file else None,
     )
