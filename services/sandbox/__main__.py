@@ -16,7 +16,7 @@ from services.kit import channels
 from services.kit.grants import Grants
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
-from services.sandbox import backends, environments
+from services.sandbox import backends, counting, environments
 from services.sandbox.dialled_server import Workers
 from services.sandbox.doorman import Doorman
 from services.sandbox.hand import HandSettings
@@ -64,6 +64,7 @@ async def run(settings: Settings) -> None:
     if settings.default_pool is not None:
         known = environments.with_default_pool(known, settings.default_pool)
     pools = Pools(hands, known)
+    counting.allow_environments({name: recipe.pool for name, recipe in known.recipes.items()}, pools.free)
     channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
