@@ -18,7 +18,7 @@ from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
 from services.kit.settings import SettingsError
 from services.kit.watched import UnreadableError
-from services.session import retention
+from services.session import counting, retention
 from services.session.admission import MAX_SESSION_BYTES
 from services.session.api_keys import ApiKeys
 from services.session.audit import Audit
@@ -171,10 +171,18 @@ def _tokens(settings: Settings) -> Tokens | None:
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vouch: Vouch | None = None) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
-    key_file = _key_file(settings)
     whole = parts(
-        store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch, key_file, _tokens(settings)
+        store,
+        settings.session_bytes,
+        rules,
+        limits,
+        settings.memory_quota_bytes,
+        vouch,
+        _key_file(settings),
+        _tokens(settings),
     )
+    whole.claims.count()
+    counting.WATCHERS.watch(lambda: whole.watcher.watches)
     server = Server(settings, Callers(whole.credentials))
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)

@@ -230,6 +230,7 @@ class SessionServicer(VoucherCalls, HandTokenCalls, ApiKeyCalls, SessionServiceS
         return pb.ReleaseWorkResponse(offered_again=again)
 
     async def OfferWork(self, request: pb.OfferWorkRequest, context: Context) -> pb.OfferWorkResponse:
+        await self._parts.reader.check(request.session_id, caller().tenant)
         found, harness = await self._parts.claims.offer(request.session_id)
         return pb.OfferWorkResponse(outcome=pb.OfferOutcome.ValueType(found), harness=harness)
 
