@@ -22,6 +22,9 @@ def up(
     port_base: Annotated[
         int, typer.Option(metavar="N", help="The services listen on this port plus 1 to 4, the other parts above.")
     ] = 7400,
+    replicas: Annotated[
+        int, typer.Option(metavar="N", help="Processes of each service; the others' ports lie 50 apart.")
+    ] = 1,
     model_script: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Play this script instead of asking Claude."),
@@ -50,7 +53,9 @@ def up(
     async def body() -> int:
         from handmesh.cli import detached, upkeep
 
-        options = upkeep.UpOptions(port_base, model_script, environments, allow_unisolated, log_level, metrics)
+        options = upkeep.UpOptions(
+            port_base, model_script, environments, allow_unisolated, log_level, replicas, metrics
+        )
         settings = upkeep.settings_of(resolved(data_directory), options)
         return await (detached.start(settings) if detach else upkeep.hold_up(settings))
 

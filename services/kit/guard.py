@@ -18,11 +18,12 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from services.kit import identity, ids
+from services.kit import identity, ids, tracing_calls
 from services.kit.errors import Broken, Invalid, ServiceError, Unimplemented
 from services.kit.limits import Limits, Shares
 from services.kit.logs import Log
 from services.kit.overdue import Overdue, OverdueError
+from services.kit.tracing import TRACEPARENT
 
 DOMAIN = "handmesh"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -68,6 +69,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 _check_readable(request)
             if isinstance(request, Message):
                 check_ids(request)
+            tracing_calls.entered(_metadata(context, TRACEPARENT), request)
             return caller
 
         async def unary(request: Any, context: Context) -> Any:
@@ -77,9 +79,10 @@ class Guard(grpc.aio.ServerInterceptor):
                     return await _with_stream(shares, caller, answer(_checked(request, shares, caller), context))
                 taken = shares.take(caller, request.ByteSize())
                 try:
-                    if context.time_remaining() is None and caller.kind in ("client", "hand"):
-                        return await overdue.within(answer(request, context))
-                    return await answer(request, context)
+                    with tracing_calls.served(method, request, of_client=caller.kind == "client"):
+                        if context.time_remaining() is None and caller.kind in ("client", "hand"):
+                            return await overdue.within(answer(request, context))
+                        return await answer(request, context)
                 finally:
                     shares.give(caller, taken)
             except OverdueError:

@@ -25,7 +25,7 @@ from services.session.asking import anchor_of, ask_of
 from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.children import Children
-from services.session.claims import Claims
+from services.session.claims import HAND_OVER_SECONDS, Claims
 from services.session.emitters import HARNESS
 from services.session.git_rules import git_rules
 from services.session.grants import CACHE_SECONDS, Grants
@@ -78,10 +78,10 @@ class Parts:
             tasks.create_task(self.claims.run())
             tasks.create_task(self.writer.run())
 
-    async def finish(self) -> None:
-        """Carries through what was begun."""
+    async def finish(self, hand_over: float = HAND_OVER_SECONDS) -> None:
+        """Carries through what was begun. Harnesses have so many seconds to come to another replica."""
         await self.sessions.finish()
-        await self.claims.finish()
+        await self.claims.finish(hand_over)
         await self.blobs.finish()
         await self.writer.finish()
 

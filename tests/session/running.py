@@ -154,7 +154,7 @@ async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIt
         whole.watcher.drain()
         whole.grants.drain()
         await server.stop(grace=0.2)
-        await whole.finish()
+        await whole.finish(hand_over=0.0)  # no harness comes back
         keeping.cancel()
         await asyncio.wait({keeping})
 
