@@ -139,6 +139,18 @@ bench-context: setup ## Measure how a long session is taken up, and how much of 
 bench-vault: setup ## Measure calls of MCP tools, the vault's reads and tokens, many sessions, a vault that is away (2 min)
 	@$(PY) -m bench vault --size full $(ARGS)
 
+.PHONY: images
+images: setup ## Build the images of compose/ on BASE_IMAGE (python:3.13-slim); ARGS='session' takes one
+	@ci/images $(ARGS)
+
+.PHONY: wheels
+wheels: setup ## Download what the images need into compose/wheels: then their builds need no network
+	@ci/wheels
+
+.PHONY: compose
+compose: setup ## Build the images, and run the demo, a rolling restart and the loss of a node in containers (5 minutes)
+	@ci/compose $(ARGS)
+
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone
 	@$(PY) ci/isolated.py $(ARGS)
