@@ -93,6 +93,10 @@ class Claims:
             for stop in stops:
                 await stop()
 
+    async def waiting(self) -> dict[str, int]:
+        """Counts the sessions that wait for a harness, by harness type. A type that none waits for is left out."""
+        return await self._queue.waiting()
+
     async def served(self) -> dict[str, Room]:
         """Returns which harness types are served, at whatever replica, and how much room there is."""
         return await self._served.everywhere()
