@@ -73,7 +73,8 @@ class MeshSettings:
     @property
     def listened_on(self) -> list[int]:
         """The ports that the mesh takes."""
-        return [*self.ports.as_mapping().values(), *(port for ports in self.others for port in ports.of_services())]
+        taken = [*self.ports.as_mapping().items(), *(each for ports in self.others for each in ports.of_services())]
+        return [port for name, port in taken if self.metrics or not name.endswith("_metrics")]
 
 
 @dataclass(frozen=True)

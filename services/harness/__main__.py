@@ -88,7 +88,11 @@ async def run(settings: Settings) -> None:
     server = Server(settings)
     claims = Claims(session, runs, sorted(types), instance)
     servicer = HarnessServicer(
-        runs, listed, lambda session_id: offer(session, session_id), lambda: claims.drain(DRAIN_SECONDS)
+        runs,
+        listed,
+        lambda session_id: offer(session, session_id),
+        lambda: claims.drain(DRAIN_SECONDS),
+        claims.condition,
     )
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")

@@ -67,6 +67,7 @@ class Claims:
         self._streams: set[Stream] = set()
         self._handed_over = asyncio.Event()
         self._draining = False
+        self._releasing: set[asyncio.Task[bool]] = set()  # that others were asked for
 
     def drain(self) -> None:
         """Ends all streams: this process ends. What was claimed stays so for a moment, for harnesses that come back."""
@@ -188,12 +189,18 @@ class Claims:
             await self._close(stream)
 
     async def release(self, claim_id: str, wake_time: int | None, refused: bool, session_id: str = "") -> bool:
-        """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone."""
+        """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone.
+
+        Another replica's claim is ended there, a moment later.
+        """
         if claim_id in self._ended:
             if (stream := self._taken_away.pop(claim_id, None)) is not None:
                 stream.forgive(claim_id)
             return False
-        claim = self._claims.get(claim_id) or await self._inherited(session_id)
+        claim = self._claims.get(claim_id)
+        if claim is None and session_id and await self._holders.done(session_id, claim_id, wake_time, refused):
+            return False
+        claim = claim or await self._inherited(session_id)
         if claim is None:
             raise Gone("CLAIM_UNKNOWN", "the claim is not this server's, or not any more")
         self._unbind(claim, TakeoverCause.TAKEOVER_CAUSE_RETURNED)
@@ -296,6 +303,8 @@ class Claims:
     def _answer(self, word: Word) -> str | None:
         """Answers another replica (see `Holders`)."""
         claim = self._by_session.get(word.session_id)
+        if word.kind == "done":
+            return self._done(word)
         if word.kind == "who":
             if claim is not None and word.handle:
                 claim.item = self._queue.adopt(word.session_id, word.handle)
@@ -305,6 +314,21 @@ class Claims:
                     self._unbind(mine)
                     return word.instance
         return None if claim is None else claim.stream.instance
+
+    def _done(self, word: Word) -> str | None:
+        """Ends a claim of this replica's that was given back to another one."""
+        claim = self._claims.get(word.claim_id)
+        if claim is None and word.claim_id not in self._ended:
+            return None
+        task = asyncio.create_task(self.release(word.claim_id, word.wake_time, word.refused))
+        self._releasing.add(task)
+        task.add_done_callback(self._released)
+        return claim.stream.instance if claim is not None else ""
+
+    def _released(self, task: asyncio.Task[bool]) -> None:
+        self._releasing.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            _journal.warning("claim of another replica not released", failure=type(problem).__name__)
 
     def _register(self, claim: Claim) -> None:
         self._claims[claim.claim_id] = self._by_session[claim.session_id] = claim

@@ -18,6 +18,7 @@ from services.harness.journal import Journal
 from services.harness.mesh.calls import MeshCalls
 from services.harness.mesh.tool import NotYet
 from services.harness.ports import Ports, Sandbox, Toolbox
+from services.harness.turn import traced
 from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.core import LookUpTools, RunCall
 from services.harness.turn.log_views import LogViews
@@ -175,6 +176,10 @@ class Calls:
 
     async def run(self, run: RunCall) -> None:
         """Says that a call starts, sends it, and says what came back."""
+        with traced.tool(run) as span:
+            await self._run(run, span)
+
+    async def _run(self, run: RunCall, span: traced.ToolSpan) -> None:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
@@ -186,6 +191,7 @@ class Calls:
         except NotYet as later:
             self.waits.note(run.call.id, head, later.until)
             return
+        span.came(result)
         failpoints.hit("harness.result_returned")
         lost = result.outcome == "GONE" and run.sandbox_id not in self._left
         if lost and run.sandbox_id:  # several calls may find that out: it is said once

@@ -21,6 +21,7 @@ from services.harness.turn.failure import Exhausted, Later, after_failure
 from services.harness.turn.showing import Showing
 from services.harness.turn.state import State
 from services.harness.turn.timed import Timed
+from services.harness.turn.traced import chat
 from services.harness.turn.traits import Traits
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
@@ -84,7 +85,7 @@ class Replies:
         beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
         timed = self._timed = Timed(showing.show, self._ports.now, self._journal.condition)
         try:
-            answer = await ask(timed.show)
+            answer = await chat(self.model(), ask(timed.show))
             timed.ends()
             await beginning
         except BaseException:
@@ -93,6 +94,13 @@ class Replies:
             raise
         showing.drop()
         return answer
+
+    def model(self) -> str:
+        """Names the model that is asked: the session's, or the newest that is known."""
+        named, newest = self._state().config.model, self._newest
+        if named or newest is None or not newest.done() or newest.cancelled() or newest.exception() is not None:
+            return named
+        return newest.result()
 
     async def _begin(self, showing: Showing, read: int) -> None:
         previews = await self._journal.previews()
