@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from services.kit import failpoints
+from services.kit import failpoints, tracing
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
@@ -135,9 +135,7 @@ class Sandboxes:
             door = self._doorman.speaks_for(wanted.session_id)
             preparing = asyncio.create_task(self._planting.prepare(load.repositories, door))
         try:
-            info = await self._pools.claim(recipe, labels, load.contents)
-            if info is None:
-                info = await backend.provision(recipe, labels, load.contents)
+            info = await self._made(backend, recipe, labels, load)
             self._backends.remember(backend, info)
             with self._resources.at_work(info.labels.sandbox_id):
                 await self._provide(backend, info, load)
@@ -149,6 +147,17 @@ class Sandboxes:
                 preparing.cancel()
                 await asyncio.gather(preparing, return_exceptions=True)
         failpoints.hit("sandbox.sandbox_made")
+        return info
+
+    async def _made(self, backend: Hand, recipe: Recipe, labels: Labels, load: Load) -> SandboxInfo:
+        """Takes a sandbox out of the pool, or makes one."""
+        about = {"handmesh.backend": recipe.backend, "handmesh.environment": tracing.word(recipe.name)}
+        with tracing.span("provision sandbox", about) as span:
+            info = await self._pools.claim(recipe, labels, load.contents)
+            span.set({"handmesh.pooled": info is not None})
+            if info is None:
+                info = await backend.provision(recipe, labels, load.contents)
+            span.set({"handmesh.sandbox.id": info.labels.sandbox_id})
         return info
 
     def _recipe(self, environment: str, owner: str) -> Recipe:
@@ -186,10 +195,11 @@ class Sandboxes:
         sandbox_id, gate = info.labels.sandbox_id, self._doorman.gate(info)
         new = sandbox_id not in self._planting.planted()  # then nobody was told of it yet
         try:
-            await asyncio.wait([preparing])
-            if new and gate is None:
-                preparing.result()
-            await self._planting.plant(hand, sandbox_id, repositories, gate)
+            with tracing.span("plant repositories", {"handmesh.sandbox.id": sandbox_id}):
+                await asyncio.wait([preparing])
+                if new and gate is None:
+                    preparing.result()
+                await self._planting.plant(hand, sandbox_id, repositories, gate)
         except BaseException:
             if new:
                 await asyncio.shield(self.release(sandbox_id))
@@ -203,6 +213,7 @@ class Sandboxes:
         hand, info = await self._backends.find(call.sandbox_id)
         labels = info.labels
         owners_core.check_right(labels, right)
+        tracing.about(right.session_id or labels.session_id)
         self._epochs.admit(right.session_id or labels.session_id, call.epoch)
         if call.attach_only and not call.execution_id:
             raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
@@ -236,8 +247,12 @@ class Sandboxes:
 
     async def _run(self, hand: Hand, labels: Labels, order: Order) -> Result:
         """Runs an order for the owner that the labels name."""
+        about = {"handmesh.sandbox.id": labels.sandbox_id, "handmesh.execution.id": tracing.word(order.execution_id)}
         try:
-            return await hand.run(labels.sandbox_id, replace(order, generation=labels.generation))
+            with tracing.span(f"run {tracing.word(order.name)}", about) as span:
+                result = await hand.run(labels.sandbox_id, replace(order, generation=labels.generation))
+                span.set({"handmesh.outcome": result.outcome.name})
+                return result
         except Conflict as conflict:
             if conflict.reason != "GENERATION_CONFLICT":
                 raise
