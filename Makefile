@@ -11,6 +11,7 @@ PY := $(BIN)/python
 INSTALLED := $(VENV)/.installed
 PYTHON ?=
 ARGS ?=
+VERSION ?=
 
 .PHONY: help
 help: ## List the targets
@@ -77,6 +78,7 @@ check/proto:
 	@$(BIN)/buf lint proto
 	@$(BIN)/buf format --diff --exit-code proto
 	@$(BIN)/buf breaking proto --against proto/baseline.binpb
+	@$(PY) ci/release.py --check
 check/stubs:
 	@$(PY) ci/stubs.py --check
 	@$(PY) ci/reference.py --check
@@ -89,14 +91,18 @@ fmt: setup ## Format Python and contracts, and mend what lint can
 	@$(BIN)/buf format --write proto
 
 .PHONY: proto
-proto: setup ## Generate the Python stubs and docs/reference.md from the contracts
+proto: setup ## Generate the Python stubs, docs/reference.md and docs/configuration.md
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
 	@$(PY) ci/brain_picture.py
 
 .PHONY: baseline
-baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, or a release)
+baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, between releases)
 	@$(BIN)/buf build proto --output proto/baseline.binpb
+
+.PHONY: release
+release: setup ## Cut a release: VERSION=0.2.0. Takes the contracts' image, dates the changelog; commits nothing
+	@$(PY) ci/release.py '$(VERSION)'
 
 .PHONY: bench
 bench: setup ## Measure, as JSON lines
@@ -131,11 +137,12 @@ isolated: setup ## Start each service from its extra and its own folder alone
 	@$(PY) ci/isolated.py $(ARGS)
 
 .PHONY: lock
-lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic: the newest)
+lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic, claude-agent-sdk: the newest)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --extra claude-code --universal --python-version 3.11 --quiet --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' --output-file constraints.txt
+		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' \
+		--exclude-newer-package 'claude-agent-sdk=0 days' --output-file constraints.txt
 
 .PHONY: ci
 ci: ## Do all that CI does (installs system packages as root)

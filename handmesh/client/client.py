@@ -49,7 +49,8 @@ def connect(
 
     Without arguments it is the mesh that the environment names (HANDMESH_ADDRESS, HANDMESH_API_KEY), else the one on
     this machine, whose address and key lie in its data directory. `address` is `host:port` of a proxy in front of all
-    services, or each service's address. Other machines are spoken to in TLS; `ca_file` (PEM) says whom to trust.
+    services, or each service's address. An address may be several, with commas:
+    replicas. Other machines are spoken to in TLS; `ca_file` (PEM) says whom to trust.
 
     Raises HandmeshError: `IDENTITY_UNKNOWN` when there is no key, `UNAVAILABLE` when no mesh runs on this machine.
     """

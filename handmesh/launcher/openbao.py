@@ -73,16 +73,19 @@ class OpenBao:
             raise
 
 
-def approle_file(directory: Path) -> Path:
-    """Returns where vault_proxy's JSON {"role_id", "wrapped_secret_id"} lies. `issue_approle` writes it."""
-    return directory / "approle.json"
+def approle_file(directory: Path, replica: int = 0) -> Path:
+    """Returns where vault_proxy's JSON {"role_id", "wrapped_secret_id"} lies: each replica has its own.
+
+    `issue_approle` writes it.
+    """
+    return directory / (f"approle-{replica + 1}.json" if replica else "approle.json")
 
 
-def issue_approle(directory: Path, operator: VaultOperator) -> None:
-    """Writes what vault_proxy logs in with at its next start. It works once, within ten minutes."""
+def issue_approle(directory: Path, operator: VaultOperator, replica: int = 0) -> None:
+    """Writes what a vault_proxy logs in with at its next start. It works once, within ten minutes."""
     approle = operator.issue_approle()
     named = {"role_id": approle.role_id, "wrapped_secret_id": approle.wrapped_secret_id}
-    write_private_json(approle_file(directory), named)
+    write_private_json(approle_file(directory, replica), named)
 
 
 def issuer_key_file(directory: Path) -> Path:

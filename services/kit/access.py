@@ -109,6 +109,7 @@ ACCESS: dict[str, frozenset[str]] = {
         "handmesh.harness.v1.HarnessService": _HARNESS,
         "handmesh.sandbox.v1.SandboxService": _SANDBOX,
         "handmesh.vault_proxy.v1.VaultProxyService": _VAULT_PROXY,
+        "handmesh.status.v1.StatusService": {"GetStatus": CLIENT},
         "grpc.health.v1.Health": {"Check": ANYONE, "Watch": ANYONE, "List": ANYONE},
         "grpc.reflection.v1alpha.ServerReflection": {"ServerReflectionInfo": ANYONE},
     }.items()

@@ -11,6 +11,7 @@ import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
+from handmesh.replicas.channel import Replicas, is_single
 from services.kit import errors
 from services.kit.guard import DETAILS_KEY, DOMAIN
 from services.kit.tracing_calls import TracedChannel
@@ -38,18 +39,27 @@ _RETRY_POLICY = {
 _BY_CODE = {kind.code: kind for kind in errors.ServiceError.__subclasses__()}
 
 
-def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -> grpc.aio.Channel:
+def connect(
+    addresses: str, tls_dir: Path, once: Sequence[tuple[str, str]] = (), *, pinned: bool = True
+) -> grpc.aio.Channel:
     """Opens a channel to another service as the service whose certificate lies in `tls_dir`. Connects lazily.
 
-    `address` is `host:port`, or IP addresses of replicas joined by commas, the first of which that answers is used.
+    `addresses` is `host:port`, or several with commas; a name may stand for several, too. Then what a call is about,
+    a session or a sandbox, says which of the replicas it goes to (by chance unless `pinned`); others are next.
     Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`: those that a server
     which has died may have begun and has forgotten.
     """
+    if is_single(addresses):
+        methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
+        return _open(tls_dir, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
+    return Replicas(addresses, lambda target, name: _open(tls_dir, target, name, []), once, pinned=pinned)
+
+
+def _open(tls_dir: Path, target: str, name: str, methods: list[dict[str, Any]]) -> grpc.aio.Channel:
+    """Opens a channel to one replica. Its certificate is to show `name`, by default that of the target."""
     credentials = grpc.ssl_channel_credentials(
         (tls_dir / "ca.pem").read_bytes(), (tls_dir / "key.pem").read_bytes(), (tls_dir / "cert.pem").read_bytes()
     )
-    methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
-    methods.append({"name": [{}], "retryPolicy": _RETRY_POLICY})
     options = [
         *SIZE_OPTIONS,
         *KEEPALIVE_OPTIONS,
@@ -57,12 +67,9 @@ def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", 1_000),  # what one attempt to connect may take, with its handshake
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        *([("grpc.default_authority", name)] if name else []),
     ]
-    first, several, _ = address.partition(",")
-    if several:
-        address = f"{'ipv6' if '[' in address else 'ipv4'}:{address}"
-        options.append(("grpc.default_authority", first))
-    return cast(grpc.aio.Channel, TracedChannel(grpc.aio.secure_channel(address, credentials, options)))
+    return cast(grpc.aio.Channel, TracedChannel(grpc.aio.secure_channel(target, credentials, options)))
 
 
 def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE") -> errors.ServiceError:
@@ -77,7 +84,9 @@ def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE"
     if kind is errors.Broken and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind = errors.Unavailable
     reason = unavailable if kind is errors.Unavailable else "INTERNAL"
-    return kind(reason, f"the call ended as {error.code().name}")
+    silent = kind(reason, f"the call ended as {error.code().name}")
+    silent.answered = False
+    return silent
 
 
 def _rebuilt(kind: type[errors.ServiceError], status: Status) -> errors.ServiceError:

@@ -14,7 +14,8 @@ from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_ser
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
-from services.session import retention
+from services.kit.settings import SettingsError
+from services.session import counting, retention
 from services.session.admission import MAX_SESSION_BYTES
 from services.session.audit import Audit
 from services.session.blobs import Blobs
@@ -112,11 +113,7 @@ def parts(
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, or until the store is gone for good: then the process ends with an error."""
-    try:
-        rules = retention.read(settings.retention_file) if settings.retention_file else []
-    except retention.RetentionError as problem:
-        sys.exit(f"session: HANDMESH_RETENTION_FILE: {problem}")
-    vouch = _vouching(settings)
+    rules, vouch = _rules(settings), _vouching(settings)
     logs = importlib.import_module(f"services.session.logs.{settings.log}")
     try:
         async with logs.make(settings) as store:
@@ -127,6 +124,13 @@ async def run(settings: Settings) -> None:
         sys.exit(f"session: {why}")
 
 
+def _rules(settings: Settings) -> list[Rule]:
+    try:
+        return retention.read(settings.retention_file) if settings.retention_file else []
+    except retention.RetentionError as problem:
+        raise SettingsError(f"HANDMESH_RETENTION_FILE: {problem}") from None
+
+
 def _vouching(settings: Settings) -> Vouch | None:
     if settings.vault_issuer_key_file is None:
         return None
@@ -135,13 +139,15 @@ def _vouching(settings: Settings) -> Vouch | None:
     try:
         return Voucher.of_file(settings.vault_issuer_key_file, time.time_ns).sign
     except KeyRefused as problem:
-        sys.exit(f"session: HANDMESH_VAULT_ISSUER_KEY_FILE {problem}")
+        raise SettingsError(f"HANDMESH_VAULT_ISSUER_KEY_FILE {problem}") from None
 
 
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vouch: Vouch | None = None) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
     whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch)
+    whole.claims.count()
+    counting.WATCHERS.watch(lambda: whole.watcher.watches)
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
@@ -179,4 +185,4 @@ def _settle() -> None:
 
 
 if __name__ == "__main__":
-    main("session", Settings, run)
+    main("session", Settings, run, (_rules, _vouching))

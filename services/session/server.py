@@ -112,7 +112,8 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
             archived=request.include_archived,
         )
         tenant = caller().tenant or ""
-        sessions, token = await self._parts.listing.page(tenant, which, request.page_size, request.page_token)
+        answer = self._parts.listing.summary if request.summary else self._parts.listing.page
+        sessions, token = await answer(tenant, which, request.page_size, request.page_token)
         return pb.ListSessionsResponse(sessions=sessions, next_page_token=token)
 
     async def UpdateSession(self, request: pb.UpdateSessionRequest, context: Context) -> pb.UpdateSessionResponse:

@@ -45,7 +45,7 @@ def account_flow(settings: Settings, store: CredentialStore, vaults: Vaults) -> 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     """Serves as long as the context lasts. At its end calls may finish, and uses of credentials are told."""
-    channel = channels.connect(settings.session_address, settings.tls_dir)
+    channel = channels.connect(settings.session_address, settings.tls_dir, pinned=settings.pinned)
     session = SessionServiceStub(channel)
     store = stores.make(settings)
     credentials, audit = Credentials(store, now), Audit(session)
@@ -64,7 +64,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     connecting = account_flow(settings, store, vaults)
     reach = settings.outbound_allow, settings.outbound_ca_file
     validation = Validation(session, store, vaults, wallet, connections, *reach)
-    executions = Executions(settings.call_seconds)
+    executions = Executions(settings.tool_seconds)
     replicas = Replicas(settings.replicas, settings.tls_dir)
     tools = Tools(connections, executions, audit, replicas, pins)
 

@@ -7,12 +7,13 @@ import pytest
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.session.v1 import memory_pb2, session_pb2
+from handmesh.status.v1 import status_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
 from services.kit.access import ACCESS
 from services.kit.errors import Denied, Unauthenticated
 from services.kit.identity import Caller, authorize
 
-FILES = (session_pb2, memory_pb2, harness_pb2, sandbox_pb2, vault_proxy_pb2)
+FILES = (session_pb2, memory_pb2, harness_pb2, sandbox_pb2, status_pb2, vault_proxy_pb2)
 METHODS = sorted(
     f"/{service.full_name}/{method.name}"
     for file in FILES

@@ -8,9 +8,10 @@ from typing import Any
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.session.v1 import memory_pb2, session_pb2
+from handmesh.status.v1 import status_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
 
-FILES = (session_pb2, memory_pb2, harness_pb2, sandbox_pb2, vault_proxy_pb2)
+FILES = (session_pb2, memory_pb2, harness_pb2, sandbox_pb2, status_pb2, vault_proxy_pb2)
 WORDS = ("token", "secret", "password", "authorization", "private_key", "api_key")
 # Token here is what a model counts, where a page goes on, or what a reader of a vault needs for one minute.
 INNOCENT = {"page_token", "next_page_token", "input_tokens", "output_tokens", "max_output_tokens", "max_tokens"}

@@ -52,6 +52,34 @@ async def test_what_a_session_does_can_be_asked_for_at_once(service: Service) ->
 
 
 @pytest.mark.nats
+async def test_a_summary_reads_no_log(pair: tuple[Service, Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this replica wrote is told whole, of others' sessions what the index has; in pages, and by filters."""
+    one, two = pair
+    mine = await one.create(message(), config=SessionConfig(labels={"a": "b"}, title="T"))
+    theirs = await two.create(config=SessionConfig(labels={"a": "b"}))
+    epoch, _ = await one.wake(mine)
+
+    async def unwanted(*_: object) -> None:
+        raise AssertionError("a log was looked at")
+
+    for each in ("head", "read"):
+        monkeypatch.setattr(one.store.log, each, unwanted)
+    ask = pb.ListSessionsRequest(labels={"a": "b"}, summary=True)
+    found = (await one.client.ListSessions(ask)).sessions
+    assert [(it.session_id, it.status, it.epoch, it.config.labels["a"]) for it in found] == [
+        (theirs, IDLE, 0, "b"),
+        (mine, RUNNING, epoch, "b"),
+    ]
+    ask.statuses.append(RUNNING)
+    assert [it.session_id for it in (await one.client.ListSessions(ask)).sessions] == [mine]
+    first = await one.client.ListSessions(pb.ListSessionsRequest(summary=True, page_size=1))
+    second = await one.client.ListSessions(
+        pb.ListSessionsRequest(summary=True, page_size=1, page_token=first.next_page_token)
+    )
+    assert [it.session_id for it in (*first.sessions, *second.sessions)] == [theirs, mine]
+
+
+@pytest.mark.nats
 async def test_a_new_session_is_listed_everywhere_at_once(pair: tuple[Service, Service]) -> None:
     """Once CreateSession has answered, any replica lists the session; once deleted or archived, none does."""
     one, two = pair

@@ -312,6 +312,7 @@ class ListSessionsRequest(message.Message):
     CREATED_AFTER_FIELD_NUMBER: builtins.int
     CREATED_BEFORE_FIELD_NUMBER: builtins.int
     INCLUDE_ARCHIVED_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """Most sessions to return. 0 means 50; over 1000 means 1000."""
     page_token: builtins.str
@@ -320,6 +321,13 @@ class ListSessionsRequest(message.Message):
     """Only those of this harness type."""
     include_archived: builtins.bool
     """Also those that are archived."""
+    summary: builtins.bool
+    """Answers from what the server remembers, and reads no log: cheap enough to
+    ask every second for thousands. A session can be behind by some seconds; of
+    its configuration there are only tenant, harness type and labels. Usage,
+    cost, turns and calls that wait are there for sessions that this server has
+    written to lately; for others `epoch` is 0, and `GetSession` tells.
+    """
     @builtins.property
     def statuses(self) -> containers.RepeatedScalarFieldContainer[SessionStatus.ValueType]:
         """Only those that do one of these."""
@@ -347,10 +355,11 @@ class ListSessionsRequest(message.Message):
         created_after: timestamp_pb2.Timestamp | None = ...,
         created_before: timestamp_pb2.Timestamp | None = ...,
         include_archived: builtins.bool = ...,
+        summary: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "harness", b"harness", "include_archived", b"include_archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "statuses", b"statuses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "harness", b"harness", "include_archived", b"include_archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "statuses", b"statuses", "summary", b"summary"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -131,7 +131,7 @@ class Turn:
         answering: MakeAnswering,
     ) -> None:
         self.state = known.state if known else State()
-        self.journal = Journal(log, self._apply, known.last if known else None)
+        self.journal = Journal(log, self._apply, progress.condition, known.last if known else None)
         self._ports = ports
         self._progress = progress
         self._traits = traits
@@ -139,6 +139,7 @@ class Turn:
         self.answering = answering(self.journal, ports, lambda: self.state, known.told if known else None)
         self.span = TurnSpan(log.session_id)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, core.RunCall] = {}  # by key
 
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
@@ -221,7 +222,9 @@ class Turn:
                 for hand in hands:
                     self._start(f"hand {hand}", self._calls.provision(hand))
                 for run in calls:
+                    self._running[run.call.id] = run
                     self._start(run.call.id, self._calls.run(run))
+                self._tell_calls()
                 return False
             case core.AskModel():
                 self._start(ASKING, self._answer())
@@ -235,6 +238,12 @@ class Turn:
         self._progress.step(key)
         self._tasks[key] = asyncio.create_task(work, name=key)
 
+    def _tell_calls(self, *ended: str) -> None:
+        """Tells which calls are at work, after some have ended."""
+        for key in ended:
+            self._running.pop(key, None)
+        self._progress.calls([(run.call.id, run.call.name, run.hand) for run in self._running.values()])
+
     async def _wait(self, head: int, seconds: float | None = None) -> None:
         """Waits until an event came, a task ended or some time has passed. Raises what a task raised."""
         news = asyncio.create_task(self.journal.wait(head))
@@ -246,6 +255,7 @@ class Turn:
         for key, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[key]
+                self._tell_calls(key)
                 task.result()
         if stopped is not None:
             raise stopped
@@ -258,6 +268,7 @@ class Turn:
 
     async def _stop(self, keys: tuple[str, ...]) -> None:
         stopped = [self._tasks.pop(key) for key in keys if key in self._tasks]
+        self._tell_calls(*keys)
         for task in stopped:
             task.cancel()
         if stopped:
