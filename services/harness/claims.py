@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from handmesh.replicas.ranking import PIN_KEY
 from handmesh.session.v1.session_pb2 import ClaimWorkRequest, ClaimWorkResponse, ReleaseWorkRequest
 from services.harness.condition import SESSION, Condition
 from services.harness.runs import Ended, Runs
@@ -36,6 +37,7 @@ class Claims:
         self._runs = runs
         self._types = types
         self._instance = instance
+        self._pin = ((PIN_KEY, instance),)  # a claim is given back where it was made, if that replica is there
         self._working: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
@@ -96,6 +98,7 @@ class Claims:
                 instance=self._instance,
                 working_session_ids=[run.session_id for run in self._runs.list()],
             ),
+            metadata=self._pin,
             wait_for_ready=True,
         )
         try:
@@ -131,6 +134,6 @@ class Claims:
         if ended.wake_time is not None:
             request.wake_time.FromNanoseconds(int(ended.wake_time * 1e9))
         try:
-            await self._stub.ReleaseWork(request, timeout=RELEASE_SECONDS)
+            await self._stub.ReleaseWork(request, metadata=self._pin, timeout=RELEASE_SECONDS)
         except grpc.aio.AioRpcError as error:
             _log.warning("claim not released", claim_id=offer.claim_id, reason=raised(error).reason)

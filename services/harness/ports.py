@@ -281,6 +281,9 @@ class Progress(Protocol):
     def step(self, name: str) -> None:
         """What the run does now. `ASKING` is what a harness that goes away lets end if it can: it is paid for."""
 
+    def calls(self, calls: Sequence[tuple[str, str, str]]) -> None:
+        """Which tool calls are at work now: the model's id, the tool as the model knows it, and who has it."""
+
     def linger(self) -> float:
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""
 

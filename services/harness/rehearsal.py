@@ -87,6 +87,9 @@ class Life:
         """Is told a step."""
         self.steps.append(name)
 
+    def calls(self, calls: Sequence[tuple[str, str, str]]) -> None:
+        """Is told which calls are at work."""
+
     def linger(self) -> float:
         """Keeps no session."""
         return 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -69,10 +70,10 @@ class CutLink:
 
 
 @asynccontextmanager
-async def cut_link(target: int) -> AsyncIterator[CutLink]:
-    """Listens on a free port, and carries what comes to the target's."""
+async def cut_link(target: int, identity: ssl.SSLContext | None = None) -> AsyncIterator[CutLink]:
+    """Listens on a free port, and carries what comes to the target's. With an identity it speaks TLS before it."""
     link = CutLink(target)
-    server = await asyncio.start_server(link.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(link.serve, "127.0.0.1", 0, ssl=identity)
     link.port = server.sockets[0].getsockname()[1]
     try:
         yield link

@@ -208,6 +208,9 @@ class Told:
     def step(self, name: str) -> None:
         pass
 
+    def calls(self, calls: Sequence[tuple[str, str, str]]) -> None:
+        pass
+
     def linger(self) -> float:
         return 0.0
 

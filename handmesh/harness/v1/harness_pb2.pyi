@@ -222,6 +222,8 @@ class Run(message.Message):
     STEP_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
     STEP_TIME_FIELD_NUMBER: builtins.int
+    HARNESS_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     HEARD_TIME_FIELD_NUMBER: builtins.int
     HINDRANCES_FIELD_NUMBER: builtins.int
     session_id: builtins.str
@@ -230,6 +232,8 @@ class Run(message.Message):
     """The epoch under which this harness writes."""
     step: builtins.str
     """What it does now, such as `ask_model` or `run_tools`."""
+    harness: builtins.str
+    """The session's harness type."""
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp:
         """When it took the session up."""
@@ -237,6 +241,10 @@ class Run(message.Message):
     @builtins.property
     def step_time(self) -> timestamp_pb2.Timestamp:
         """When `step` began."""
+
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[RunningCall]:
+        """The tool calls that are at work now, oldest first."""
 
     @builtins.property
     def heard_time(self) -> timestamp_pb2.Timestamp:
@@ -258,12 +266,50 @@ class Run(message.Message):
         step: builtins.str = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
         step_time: timestamp_pb2.Timestamp | None = ...,
+        harness: builtins.str = ...,
+        calls: abc.Iterable[RunningCall] | None = ...,
         heard_time: timestamp_pb2.Timestamp | None = ...,
         hindrances: abc.Iterable[Hindrance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["heard_time", b"heard_time", "start_time", b"start_time", "step_time", b"step_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "heard_time", b"heard_time", "hindrances", b"hindrances", "session_id", b"session_id", "start_time", b"start_time", "step", b"step", "step_time", b"step_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "epoch", b"epoch", "harness", b"harness", "heard_time", b"heard_time", "hindrances", b"hindrances", "session_id", b"session_id", "start_time", b"start_time", "step", b"step", "step_time", b"step_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RunningCall(message.Message):
+    """A tool call that a harness waits for."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOOL_USE_ID_FIELD_NUMBER: builtins.int
+    TOOL_NAME_FIELD_NUMBER: builtins.int
+    HAND_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    tool_use_id: builtins.str
+    """The model's id of it."""
+    tool_name: builtins.str
+    """The tool, as the model knows it."""
+    hand: builtins.str
+    """The hand or MCP server that has it."""
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """When this harness asked for it. One that an earlier harness had begun may
+        have run for longer.
+        """
+
+    def __init__(
+        self,
+        *,
+        tool_use_id: builtins.str = ...,
+        tool_name: builtins.str = ...,
+        hand: builtins.str = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand", b"hand", "start_time", b"start_time", "tool_name", b"tool_name", "tool_use_id", b"tool_use_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
