@@ -41,6 +41,10 @@ peers: ## Install the reference MCP servers that some tests call, into .peers (P
 wire: setup ## Build the harness in TypeScript and the hand in Go (clients/), where node and go are there
 	@ci/peers-on-the-wire
 
+.PHONY: grpcurl
+grpcurl: ## Say where grpcurl is, and build it, pinned, where there is none but go
+	@ci/grpcurl
+
 .PHONY: demo
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)
