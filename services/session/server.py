@@ -39,6 +39,7 @@ from services.session.memories import Memories
 from services.session.memory_rules import memory_rules
 from services.session.previews import Previews
 from services.session.reader import Reader
+from services.session.served import Room
 from services.session.sessions import Sessions
 from services.session.upkeep import Upkeep
 from services.session.verifying import Verifier
@@ -113,6 +114,7 @@ class SessionServicer(VoucherCalls, HandTokenCalls, ApiKeyCalls, SessionServiceS
             harness=request.harness,
             created_after=codec.nanoseconds(request.created_after),
             created_before=codec.nanoseconds(request.created_before),
+            updated_before=codec.nanoseconds(request.updated_before),
             archived=request.include_archived,
         )
         tenant = caller().tenant or ""
@@ -235,8 +237,12 @@ class SessionServicer(VoucherCalls, HandTokenCalls, ApiKeyCalls, SessionServiceS
         return pb.OfferWorkResponse(outcome=pb.OfferOutcome.ValueType(found), harness=harness)
 
     async def ListServedTypes(self, request: pb.ListServedTypesRequest, context: Context) -> pb.ListServedTypesResponse:
-        found = sorted((await self._parts.claims.served()).items())
-        types = [pb.ServedType(name=name, harnesses=room.harnesses, room=room.sessions) for name, room in found]
+        served = await self._parts.claims.served()
+        waiting = await self._parts.claims.waiting() if request.count_waiting else {}
+        types = [
+            pb.ServedType(name=name, harnesses=room.harnesses, room=room.sessions, waiting=waiting.get(name, 0))
+            for name, room in sorted((dict.fromkeys(waiting, Room()) | served).items())
+        ]
         return pb.ListServedTypesResponse(types=types)
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:

@@ -348,6 +348,7 @@ class ListSessionsRequest(message.Message):
     CREATED_BEFORE_FIELD_NUMBER: builtins.int
     INCLUDE_ARCHIVED_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
+    UPDATED_BEFORE_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """Most sessions to return. 0 means 50; over 1000 means 1000."""
     page_token: builtins.str
@@ -379,6 +380,12 @@ class ListSessionsRequest(message.Message):
     def created_before(self) -> timestamp_pb2.Timestamp:
         """Only those that began before this."""
 
+    @builtins.property
+    def updated_before(self) -> timestamp_pb2.Timestamp:
+        """Only those whose last event was emitted before this: of those at work, the
+        ones that are stuck.
+        """
+
     def __init__(
         self,
         *,
@@ -391,10 +398,11 @@ class ListSessionsRequest(message.Message):
         created_before: timestamp_pb2.Timestamp | None = ...,
         include_archived: builtins.bool = ...,
         summary: builtins.bool = ...,
+        updated_before: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "updated_before", b"updated_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "harness", b"harness", "include_archived", b"include_archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "statuses", b"statuses", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "harness", b"harness", "include_archived", b"include_archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "statuses", b"statuses", "summary", b"summary", "updated_before", b"updated_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1481,12 +1489,17 @@ class ListServedTypesRequest(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    COUNT_WAITING_FIELD_NUMBER: builtins.int
+    count_waiting: builtins.bool
+    """Also counts the sessions that wait for a harness: `ServedType.waiting`."""
     def __init__(
         self,
+        *,
+        count_waiting: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count_waiting", b"count_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1499,7 +1512,9 @@ class ListServedTypesResponse(message.Message):
     TYPES_FIELD_NUMBER: builtins.int
     @builtins.property
     def types(self) -> containers.RepeatedCompositeFieldContainer[ServedType]:
-        """The types, by name."""
+        """The types, by name. With `count_waiting` also those that sessions wait for
+        and nobody serves.
+        """
 
     def __init__(
         self,
@@ -1521,6 +1536,7 @@ class ServedType(message.Message):
     NAME_FIELD_NUMBER: builtins.int
     HARNESSES_FIELD_NUMBER: builtins.int
     ROOM_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """What `SessionConfig.harness` calls it."""
     harnesses: builtins.int
@@ -1529,16 +1545,21 @@ class ServedType(message.Message):
     """How many more sessions they take at this moment; one that comes when there
     is no room waits for it.
     """
+    waiting: builtins.int
+    """How many sessions, of all tenants, wait for a harness of this type. Only when
+    it was asked for. One that has ended meanwhile counts until a harness comes.
+    """
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         harnesses: builtins.int = ...,
         room: builtins.int = ...,
+        waiting: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["harnesses", b"harnesses", "name", b"name", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["harnesses", b"harnesses", "name", b"name", "room", b"room", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
