@@ -51,9 +51,8 @@ def require(marker: str) -> None:
 
 def _is_excused(marker: str) -> bool:
     """Says whether CI may do without, for a language's tool chain is not there: `make wire` has said so."""
-    return (marker == "typescript" and not node()) or (
-        marker in ("go", "grpcurl", "collector") and not shutil.which("go")
-    )
+    of_go = marker in ("go", "grpcurl", "collector")
+    return (marker == "typescript" and not node()) or (of_go and not shutil.which("go"))
 
 
 def grpcurl() -> str | None:
@@ -100,8 +99,10 @@ def lack_of(marker: str) -> str | None:
             return _lack_of_peer("node", node(), HARNESS_IN_TYPESCRIPT)
         case "go":
             return _lack_of_peer("go", shutil.which("go"), HAND_IN_GO)
+        case "traces":
+            return _lack_of_tracing()
         case "collector":
-            return _lack_of_collector()
+            return _lack_of_tracing() or _lack_of_collector()
         case "live":
             return None if os.environ.get("ANTHROPIC_API_KEY") and not in_ci() else "needs a real ANTHROPIC_API_KEY"
         case _:
@@ -160,9 +161,13 @@ def _lack_of_claude_code() -> str | None:
     return None
 
 
-def _lack_of_collector() -> str | None:
+def _lack_of_tracing() -> str | None:
     if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.sdk") is None:
         return "OpenTelemetry's SDK is not installed. Get it with: pip install 'handmesh[telemetry]'"
+    return None
+
+
+def _lack_of_collector() -> str | None:
     return None if collector() else "there is no OpenTelemetry Collector. Build it with: ci/otel-collector"
 
 
