@@ -17,7 +17,7 @@ GIVEN = Path("/run/handmesh")
 DATA = Path("/data")
 """Where the stores' containers keep theirs."""
 
-NATS_NODES = ("nats", "nats-2", "nats-3")
+NATS_NODES = ("nats-1", "nats-2", "nats-3")
 NATS_PORT, NATS_MONITOR_PORT, NATS_ROUTE_PORT = 4222, 8222, 6222
 OPENBAO, OPENBAO_PORT, OPENBAO_CLUSTER_PORT = "openbao", 8200, 8201
 
