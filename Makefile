@@ -53,13 +53,20 @@ up: setup ## Start a mesh on this machine; Ctrl-C, or `make down` elsewhere, sto
 down: setup ## Stop the mesh that `make up` started
 	@$(BIN)/handmesh down $(ARGS)
 
-.PHONY: test
-test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
-	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(ARGS)
+# What kills, damages, attacks and cuts the power; the last two have a full size of their own, and a small one in `test`.
+DRILLS := tests/drills tests/crash tests/sandbox/attacks
+DRILLED := $(DRILLS) tests/security tests/conformance/test_hands.py
 
-.PHONY: drill
+.PHONY: test
+test: setup ## Run the tests but for drills; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(addprefix --ignore=,$(DRILLS)) $(ARGS)
+
+.PHONY: drill drill-small
 drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 25 minutes)
-	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile tests/drills tests/crash tests/sandbox/attacks tests/security tests/conformance/test_hands.py $(ARGS)
+	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile $(DRILLED) $(ARGS)
+
+drill-small: setup ## Run each drill at a small size, as CI does (some 5 minutes)
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(DRILLS) $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs
@@ -149,11 +156,12 @@ isolated: setup ## Start each service from its extra and its own folder alone
 	@$(PY) ci/isolated.py $(ARGS)
 
 .PHONY: lock
-lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic: the newest)
+lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic, claude-agent-sdk: the newest)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --extra claude-code --universal --python-version 3.11 --quiet --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' --output-file constraints.txt
+		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' \
+		--exclude-newer-package 'claude-agent-sdk=0 days' --output-file constraints.txt
 
 .PHONY: ci
 ci: ## Do all that CI does (installs system packages as root)

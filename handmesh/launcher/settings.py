@@ -43,7 +43,8 @@ class MeshSettings:
 
     `caller_environment` is the environment of who starts it (`os.environ`), from which children inherit very little.
     `others` are the ports of the services' other replicas: as many more of each service are started. NATS, OpenBao and
-    the scripted model are one each, at `ports`. `extra` adds variables to single services: {service: {name: value}}.
+    the scripted model are one each, at `ports`. `extra` adds variables to single services and operators of the store:
+    {service: {name: value}}.
     """
 
     data_directory: Path
@@ -72,7 +73,8 @@ class MeshSettings:
     @property
     def listened_on(self) -> list[int]:
         """The ports that the mesh takes."""
-        return [*self.ports.as_mapping().values(), *(port for ports in self.others for port in ports.of_services())]
+        taken = [*self.ports.as_mapping().items(), *(each for ports in self.others for each in ports.of_services())]
+        return [port for name, port in taken if self.metrics or not name.endswith("_metrics")]
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,6 @@ def service_environment(service: str, settings: MeshSettings, replica: int = 0) 
         "HANDMESH_LISTEN": ports.mesh(service),
         "HANDMESH_CLIENT_LISTEN": ports.client(service),
         "HANDMESH_TLS_DIR": str(files.tls / service),
-        "HANDMESH_API_KEYS_FILE": str(files.api_keys),
         "HANDMESH_LOG_LEVEL": settings.log_level,
     }
     if settings.metrics:
@@ -172,11 +173,13 @@ def operator_environment(operator: str, settings: MeshSettings) -> dict[str, str
         "HANDMESH_NATS_URL": f"nats://{HOST}:{settings.ports.nats}",
         "HANDMESH_NATS_CREDENTIALS_FILE": str(logins[operator]),
         "HANDMESH_LOG_LEVEL": settings.log_level,
+        **settings.extra.get(operator, {}),
     }
 
 
 def _session(files: MeshFiles, ports: Ports) -> dict[str, str]:
     return {
+        "HANDMESH_API_KEYS_FILE": str(files.api_keys),
         "HANDMESH_NATS_URL": f"nats://{HOST}:{ports.nats}",
         "HANDMESH_NATS_CREDENTIALS_FILE": str(NatsFiles(files.nats).session_credentials),
         "HANDMESH_NATS_MONITOR_URL": f"http://{HOST}:{ports.nats_monitor}",

@@ -26,6 +26,7 @@ from handmesh.session.v1.event_pb2 import TakeoverCause
 from services.kit import failpoints
 from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
+from services.session import counting
 from services.session.bounded import Bounded
 from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.holders import Holders, Word
@@ -67,6 +68,7 @@ class Claims:
         self._streams: set[Stream] = set()
         self._handed_over = asyncio.Event()
         self._draining = False
+        self._releasing: set[asyncio.Task[bool]] = set()  # that others were asked for
 
     def drain(self) -> None:
         """Ends all streams: this process ends. What was claimed stays so for a moment, for harnesses that come back."""
@@ -92,6 +94,15 @@ class Claims:
         finally:
             for stop in stops:
                 await stop()
+
+    def count(self) -> None:
+        """Lets it be counted how many harnesses and claims there are here."""
+        counting.CLAIMS.watch(lambda: len(self._claims))
+        counting.HARNESSES.watch(lambda: sum(1 for stream in self._streams if stream.harnesses))
+
+    async def waiting(self) -> dict[str, int]:
+        """Counts the sessions that wait for a harness, by harness type. A type that none waits for is left out."""
+        return await self._queue.waiting()
 
     async def served(self) -> dict[str, Room]:
         """Returns which harness types are served, at whatever replica, and how much room there is."""
@@ -169,6 +180,7 @@ class Claims:
         """
         check(capacity, harnesses)
         stream = Stream(capacity, instance, harnesses if capacity else ())
+        counting.allow_types(stream.harnesses)
         self._streams.add(stream)
         pulls: list[asyncio.Task[None]] = []
         try:
@@ -184,12 +196,18 @@ class Claims:
             await self._close(stream)
 
     async def release(self, claim_id: str, wake_time: int | None, refused: bool, session_id: str = "") -> bool:
-        """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone."""
+        """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone.
+
+        Another replica's claim is ended there, a moment later.
+        """
         if claim_id in self._ended:
             if (stream := self._taken_away.pop(claim_id, None)) is not None:
                 stream.forgive(claim_id)
             return False
-        claim = self._claims.get(claim_id) or await self._inherited(session_id)
+        claim = self._claims.get(claim_id)
+        if claim is None and session_id and await self._holders.done(session_id, claim_id, wake_time, refused):
+            return False
+        claim = claim or await self._inherited(session_id)
         if claim is None:
             raise Gone("CLAIM_UNKNOWN", "the claim is not this server's, or not any more")
         self._unbind(claim, TakeoverCause.TAKEOVER_CAUSE_RETURNED)
@@ -257,8 +275,10 @@ class Claims:
             await item.back()
         else:
             events = self._newest.take(session_id, state.head)
-            due = self._now() + int(TAKE_UP_SECONDS * 1e9)
+            now = self._now()
+            due = now + int(TAKE_UP_SECONDS * 1e9)
             self._register(Claim(session_id, harness, state.head, item, stream, events, due))
+            counting.claimed(state, now)
 
     async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
         """Says whether its harness went to another replica, which then has the item."""
@@ -292,6 +312,8 @@ class Claims:
     def _answer(self, word: Word) -> str | None:
         """Answers another replica (see `Holders`)."""
         claim = self._by_session.get(word.session_id)
+        if word.kind == "done":
+            return self._done(word)
         if word.kind == "who":
             if claim is not None and word.handle:
                 claim.item = self._queue.adopt(word.session_id, word.handle)
@@ -301,6 +323,21 @@ class Claims:
                     self._unbind(mine)
                     return word.instance
         return None if claim is None else claim.stream.instance
+
+    def _done(self, word: Word) -> str | None:
+        """Ends a claim of this replica's that was given back to another one."""
+        claim = self._claims.get(word.claim_id)
+        if claim is None and word.claim_id not in self._ended:
+            return None
+        task = asyncio.create_task(self.release(word.claim_id, word.wake_time, word.refused))
+        self._releasing.add(task)
+        task.add_done_callback(self._released)
+        return claim.stream.instance if claim is not None else ""
+
+    def _released(self, task: asyncio.Task[bool]) -> None:
+        self._releasing.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            _journal.warning("claim of another replica not released", failure=type(problem).__name__)
 
     def _register(self, claim: Claim) -> None:
         self._claims[claim.claim_id] = self._by_session[claim.session_id] = claim
