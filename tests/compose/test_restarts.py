@@ -35,6 +35,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
         "MODEL_SCRIPT": str(folder / "script.yaml"),
         "SHOP_TOKEN_FILE": str(folder / "token"),
         "HANDMESH_OUTBOUND_ALLOW": "shop:8080",
+        "HANDMESH_MCP_CONNECT_SECONDS": "60",  # that a busy machine is slow is no fault
     }
     profiles = ["scripted", "demo", "replicas", "r3"]
     async with up(profiles, told, "replicas.env", "r3.env", *await local_images()) as made:
