@@ -26,6 +26,7 @@ from handmesh.session.v1.event_pb2 import TakeoverCause
 from services.kit import failpoints
 from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
+from services.session import counting
 from services.session.bounded import Bounded
 from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.holders import Holders, Word
@@ -94,9 +95,18 @@ class Claims:
             for stop in stops:
                 await stop()
 
-    async def waiting(self) -> dict[str, int]:
+    async def waiting_by_type(self) -> dict[str, int]:
         """Counts the sessions that wait for a harness, by harness type. A type that none waits for is left out."""
         return await self._queue.waiting()
+
+    def count(self) -> None:
+        """Lets it be counted how many harnesses and claims there are here."""
+        counting.CLAIMS.watch(lambda: len(self._claims))
+        counting.HARNESSES.watch(lambda: sum(1 for stream in self._streams if stream.harnesses))
+
+    async def waiting(self) -> int:
+        """Returns how many sessions are in the queue, waiting or taken."""
+        return await self._queue.size()
 
     async def served(self) -> dict[str, Room]:
         """Returns which harness types are served, at whatever replica, and how much room there is."""
@@ -174,6 +184,7 @@ class Claims:
         """
         check(capacity, harnesses)
         stream = Stream(capacity, instance, harnesses if capacity else ())
+        counting.allow_types(stream.harnesses)
         self._streams.add(stream)
         pulls: list[asyncio.Task[None]] = []
         try:
@@ -268,8 +279,10 @@ class Claims:
             await item.back()
         else:
             events = self._newest.take(session_id, state.head)
-            due = self._now() + int(TAKE_UP_SECONDS * 1e9)
+            now = self._now()
+            due = now + int(TAKE_UP_SECONDS * 1e9)
             self._register(Claim(session_id, harness, state.head, item, stream, events, due))
+            counting.claimed(state, now)
 
     async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
         """Says whether its harness went to another replica, which then has the item."""

@@ -7,10 +7,12 @@ an `ErrorRaised` that says which part it was.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from handmesh.session.v1.event_pb2 import Event
+from services.harness import counting
 from services.harness.adapters import codec
 from services.harness.condition import SANDBOX, SESSION, VAULT_PROXY
 from services.harness.core import MESH, ToolResult
@@ -185,7 +187,7 @@ class Calls:
         failpoints.hit("harness.call_started")
         if run.sandbox_id:
             await self._refresh_log(run.hand, run.sandbox_id)
-        head = self._state().head  # what comes while it runs may be what it waits for
+        head, began = self._state().head, time.perf_counter()  # what comes while it runs may be what it waits for
         try:
             result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
         except NotYet as later:
@@ -193,6 +195,8 @@ class Calls:
             return
         span.came(result)
         failpoints.hit("harness.result_returned")
+        kind = counting.kind_of(run.tool, run.hand == MESH, bool(run.sandbox_id))
+        counting.finished(kind, result.outcome, time.perf_counter() - began)
         lost = result.outcome == "GONE" and run.sandbox_id not in self._left
         if lost and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from handmesh.session.v1.event_pb2 import Event, ModelReplied
+from services.harness import counting
 from services.harness.adapters import codec
 from services.harness.answer import Show
 from services.harness.journal import Journal
@@ -85,7 +86,8 @@ class Replies:
         beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
         timed = self._timed = Timed(showing.show, self._ports.now, self._journal.condition)
         try:
-            answer = await chat(self.model(), ask(timed.show))
+            asked = counting.asked(ask, timed.show, lambda it: counting.model_of(self._ports.prices, it.model))
+            answer = await chat(self.model(), asked)
             timed.ends()
             await beginning
         except BaseException:
@@ -161,7 +163,12 @@ class Replies:
         finally:  # an answer that ends the turn may be read before the log's word is here, and this task ended with it
             reply = self._state().reply
             if reply is not None and reply.read == read and reply.position > epoch:
+                self.count(answer, replied.cost_micros)
                 failpoints.hit("harness.reply_stored")
+
+    def count(self, answer: Answer, cost_micros: int | None) -> None:
+        """Counts an answer that is in the log."""
+        counting.answered(counting.model_of(self._ports.prices, answer.model), answer.usage, cost_micros)
 
     def _is_mine(self) -> bool:
         """Tells whether the session is still of this type. An answer to one that has moved on is dropped."""
@@ -183,6 +190,7 @@ class Replies:
         )
         match after_failure(state.retry, again, failure.retry_after, now, self._ports.jitter()):
             case Later(attempt=attempt, at=at):
+                counting.RETRIES.add(failure.reason)
                 retry = codec.retry_scheduled(epoch, head, failure.reason, attempt, at, failure.http_status)
                 await self._journal.say(retry)
             case Exhausted():

@@ -133,6 +133,7 @@ class Asking:
         event = codec.compacted(*where, end, content, name, answer, request.request_hash, cost)
         try:
             await self._journal.say(event)
+            self._replies.count(answer, cost)
         except (Full, Refused, Invalid) as problem:
             await self._replies.fail("session", problem.reason, problem.message, False)
         failpoints.hit("harness.summary_stored")
