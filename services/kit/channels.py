@@ -56,10 +56,8 @@ def connect(
     files = certificates.watched(tls_dir)
     if is_single(addresses):
         methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
-        channel = _open(files, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
-    else:
-        channel = Replicas(addresses, lambda target, name: _open(files, target, name, []), once, pinned=pinned)
-    return cast(grpc.aio.Channel, TracedChannel(channel))
+        return _open(files, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
+    return Replicas(addresses, lambda target, name: _open(files, target, name, []), once, pinned=pinned)
 
 
 def _open(files: Watched[Certificate], target: str, name: str, methods: list[dict[str, Any]]) -> grpc.aio.Channel:
@@ -78,7 +76,7 @@ def _open(files: Watched[Certificate], target: str, name: str, methods: list[dic
         credentials = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.cert)
         return grpc.aio.secure_channel(target, credentials, options)
 
-    return RenewedChannel(files, open_)
+    return cast(grpc.aio.Channel, TracedChannel(RenewedChannel(files, open_)))
 
 
 def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE") -> errors.ServiceError:

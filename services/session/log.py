@@ -180,9 +180,6 @@ class WorkQueue(Protocol):
         """Counts the sessions that wait to be taken, by harness type: those of which there are any. What is taken or
         given back at this moment may be counted or not."""
 
-    async def size(self) -> int:
-        """Counts the sessions in the queue, of all harness types, waiting or taken."""
-
 
 class Wire(Protocol):
     """Tells every replica, this one included. What is sent may be lost; it is never stored."""

@@ -238,7 +238,7 @@ class SessionServicer(VoucherCalls, HandTokenCalls, ApiKeyCalls, SessionServiceS
 
     async def ListServedTypes(self, request: pb.ListServedTypesRequest, context: Context) -> pb.ListServedTypesResponse:
         served = await self._parts.claims.served()
-        waiting = await self._parts.claims.waiting_by_type() if request.count_waiting else {}
+        waiting = await self._parts.claims.waiting() if request.count_waiting else {}
         types = [
             pb.ServedType(name=name, harnesses=room.harnesses, room=room.sessions, waiting=waiting.get(name, 0))
             for name, room in sorted((dict.fromkeys(waiting, Room()) | served).items())

@@ -95,10 +95,6 @@ class JetStreamQueue:
         waiting = {name: there[name] - consumer.get("num_ack_pending", 0) for name, consumer in consumers}
         return {name: count for name, count in waiting.items() if count > 0}
 
-    async def size(self) -> int:
-        answer = await self._connection.ask(f"$JS.API.STREAM.INFO.{WORK}", {})
-        return int(answer.get("state", {}).get("messages", 0))
-
     def _leave(self, pull: _Pull, seconds: float) -> None:
         """Stays for what may still come, and gives it back: a pull cannot be taken back without a race."""
         task = asyncio.get_running_loop().create_task(pull.leave(seconds + PATIENCE_SECONDS))
