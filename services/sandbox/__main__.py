@@ -11,8 +11,9 @@ import grpc
 
 from handmesh.sandbox.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
-from services.kit import channels
+from services.kit import asked, channels
 from services.kit.grants import Grants
+from services.kit.identity import Peers
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.kit.settings import SettingsError
@@ -85,7 +86,7 @@ async def run(settings: Settings) -> None:
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
     owners = Owners(OwnerRecords(hands, SessionLogs(channel) if channel is not None else None), resources, doorman)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds, owners)
-    server = Server(settings)
+    server = Server(settings, asked.callers(SessionServiceStub(channel)) if channel is not None else None)
     workers = Workers(hands, known, tokens)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, workers, owners), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
@@ -131,7 +132,7 @@ def _vault(settings: Settings) -> tuple[grpc.aio.Channel | None, VaultProxyClien
     if settings.vault_proxy_address is None:
         return None, None
     channel = channels.connect(settings.vault_proxy_address, settings.tls_dir, pinned=settings.pinned)
-    return channel, VaultProxyClient(channel, settings.tls_dir)
+    return channel, VaultProxyClient(channel, settings.tls_dir, Peers.of_file(settings.identities_file))
 
 
 async def _tidy(sandboxes: Sandboxes) -> None:

@@ -55,8 +55,7 @@ SESSIONS = Gauge(
 )
 QUEUE = Gauge(
     "handmesh_work_queue_sessions",
-    "Sessions in the work queue of the whole mesh: those that wait for a harness, and those that one has. At most some "
-    "seconds old. Every replica says the same.",
+    "Sessions that wait for a harness, in the whole mesh. At most some seconds old. Every replica says the same.",
 )
 CLAIMS = Gauge("handmesh_claims", "Sessions that harnesses have through this replica.")
 HARNESSES = Gauge("handmesh_harness_streams", "Harnesses that take sessions through this replica.")
