@@ -18,7 +18,8 @@ use crate::{
     Mesh, Options, Session, Told,
     stubs::{
         self, CreateSessionRequest, CreateSessionResponse, EmitEventRequest, EmitEventResponse, Event, Preview,
-        SessionConfig, ToolConfirmationRequested, ToolConfirmed, WatchEventsRequest, WatchEventsResponse, event::Kind,
+        SessionConfig, ToolConfirmationRequested, ToolConfirmed, WatchEventsRequest, WatchEventsResponse,
+        event::Kind,
         session_service_server::{SessionService, SessionServiceServer},
     },
 };
