@@ -40,6 +40,10 @@ peers: ## Install the reference MCP servers that some tests call, into .peers (P
 wire: setup ## Build the harness in TypeScript and the hand in Go (clients/), where node and go are there
 	@ci/peers-on-the-wire
 
+.PHONY: clients
+clients: setup ## Build, test and drive the clients in five languages (clients/), where their tool chains are there
+	@$(PY) -m clients.conformance $(ARGS)
+
 .PHONY: demo
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)
@@ -70,7 +74,7 @@ check/format:
 check/lint:
 	@$(BIN)/ruff check --quiet .
 check/types:
-	@$(BIN)/mypy services handmesh tests/support ci/*.py
+	@$(BIN)/mypy services handmesh tests/support clients/conformance ci/*.py
 check/imports:
 	@$(BIN)/lint-imports --no-logo
 check/proto:

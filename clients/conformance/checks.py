@@ -50,7 +50,11 @@ async def same_story(ground: Ground, languages: Sequence[Language]) -> Outcome:
 
     wrong = dict(await each(languages, converse))
     first = next(iter(stories.values()), None)
-    return wrong | {it: "its session is another one than the first" for it, told in stories.items() if told != first}
+
+    async def compare(language: Language) -> None:
+        must_equal(stories[language], first)
+
+    return wrong | dict(await each([language for language in stories if not wrong[language]], compare))
 
 
 async def from_a_position(ground: Ground, languages: Sequence[Language]) -> Outcome:
