@@ -11,6 +11,7 @@ PY := $(BIN)/python
 INSTALLED := $(VENV)/.installed
 PYTHON ?=
 ARGS ?=
+VERSION ?=
 
 .PHONY: help
 help: ## List the targets
@@ -44,6 +45,10 @@ wire: setup ## Build the harness in TypeScript and the hand in Go (clients/), wh
 clients: setup ## Build, test and drive the clients in five languages (clients/), where their tool chains are there
 	@$(PY) -m clients.conformance $(ARGS)
 
+.PHONY: grpcurl
+grpcurl: ## Say where grpcurl is, and build it, pinned, where there is none but go
+	@ci/grpcurl
+
 .PHONY: demo
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)
@@ -56,13 +61,20 @@ up: setup ## Start a mesh on this machine; Ctrl-C, or `make down` elsewhere, sto
 down: setup ## Stop the mesh that `make up` started
 	@$(BIN)/handmesh down $(ARGS)
 
-.PHONY: test
-test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
-	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(ARGS)
+# What kills, damages, attacks and cuts the power; the last two have a full size of their own, and a small one in `test`.
+DRILLS := tests/drills tests/crash tests/sandbox/attacks
+DRILLED := $(DRILLS) tests/security tests/conformance/test_hands.py
 
-.PHONY: drill
+.PHONY: test
+test: setup ## Run the tests but for drills; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(addprefix --ignore=,$(DRILLS)) $(ARGS)
+
+.PHONY: drill drill-small
 drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 25 minutes)
-	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile tests/drills tests/crash tests/sandbox/attacks tests/security tests/conformance/test_hands.py $(ARGS)
+	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile $(DRILLED) $(ARGS)
+
+drill-small: setup ## Run each drill at a small size, as CI does (some 5 minutes)
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(DRILLS) $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs
@@ -81,6 +93,7 @@ check/proto:
 	@$(BIN)/buf lint proto
 	@$(BIN)/buf format --diff --exit-code proto
 	@$(BIN)/buf breaking proto --against proto/baseline.binpb
+	@$(PY) ci/release.py --check
 check/stubs:
 	@$(PY) ci/stubs.py --check
 	@$(PY) ci/reference.py --check
@@ -93,14 +106,18 @@ fmt: setup ## Format Python and contracts, and mend what lint can
 	@$(BIN)/buf format --write proto
 
 .PHONY: proto
-proto: setup ## Generate the Python stubs and docs/reference.md from the contracts
+proto: setup ## Generate the Python stubs, docs/reference.md and docs/configuration.md
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
 	@$(PY) ci/brain_picture.py
 
 .PHONY: baseline
-baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, or a release)
+baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, between releases)
 	@$(BIN)/buf build proto --output proto/baseline.binpb
+
+.PHONY: release
+release: setup ## Cut a release: VERSION=0.2.0. Takes the contracts' image, dates the changelog; commits nothing
+	@$(PY) ci/release.py '$(VERSION)'
 
 .PHONY: bench
 bench: setup ## Measure, as JSON lines
@@ -130,16 +147,29 @@ bench-context: setup ## Measure how a long session is taken up, and how much of 
 bench-vault: setup ## Measure calls of MCP tools, the vault's reads and tokens, many sessions, a vault that is away (2 min)
 	@$(PY) -m bench vault --size full $(ARGS)
 
+.PHONY: images
+images: setup ## Build the images of compose/ on BASE_IMAGE (python:3.13-slim); ARGS='session' takes one
+	@ci/images $(ARGS)
+
+.PHONY: wheels
+wheels: setup ## Download what the images need into compose/wheels: then their builds need no network
+	@ci/wheels
+
+.PHONY: compose
+compose: setup ## Build the images, and run the demo, a rolling restart and the loss of a node in containers (5 minutes)
+	@ci/compose $(ARGS)
+
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone
 	@$(PY) ci/isolated.py $(ARGS)
 
 .PHONY: lock
-lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic: the newest)
+lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic, claude-agent-sdk: the newest)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --extra claude-code --universal --python-version 3.11 --quiet --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' --output-file constraints.txt
+		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' \
+		--exclude-newer-package 'claude-agent-sdk=0 days' --output-file constraints.txt
 
 .PHONY: ci
 ci: ## Do all that CI does (installs system packages as root)

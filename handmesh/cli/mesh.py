@@ -22,6 +22,9 @@ def up(
     port_base: Annotated[
         int, typer.Option(metavar="N", help="The services listen on this port plus 1 to 4, the other parts above.")
     ] = 7400,
+    replicas: Annotated[
+        int, typer.Option(metavar="N", help="Processes of each service; the others' ports lie 50 apart.")
+    ] = 1,
     model_script: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, metavar="FILE", help="Play this script instead of asking Claude."),
@@ -36,6 +39,9 @@ def up(
     log_level: Annotated[
         str, typer.Option(metavar="LEVEL", help="From where on the services log: debug, info, ...")
     ] = "info",
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Count what the services do, for Prometheus, on the port plus 51 to 54.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is healthy; `down` stops it.")] = False,
 ) -> None:
     """Starts a mesh on this machine: NATS, OpenBao and the four services. Ctrl-C stops it.
@@ -47,7 +53,9 @@ def up(
     async def body() -> int:
         from handmesh.cli import detached, upkeep
 
-        options = upkeep.UpOptions(port_base, model_script, environments, allow_unisolated, log_level)
+        options = upkeep.UpOptions(
+            port_base, model_script, environments, allow_unisolated, log_level, replicas, metrics
+        )
         settings = upkeep.settings_of(resolved(data_directory), options)
         return await (detached.start(settings) if detach else upkeep.hold_up(settings))
 

@@ -18,11 +18,12 @@ from handmesh.cli.arguments import UsageError
 from handmesh.cli.printing import console
 from handmesh.client import HandmeshError, connect
 from handmesh.client import settings as client_settings
+from handmesh.client.addresses import Addresses
 from handmesh.client.health import listens
 from handmesh.launcher.errors import AlreadyRunning
 from handmesh.launcher.lock import running
 from handmesh.launcher.mesh import Mesh
-from handmesh.launcher.ports import DEFAULT_BASE, HOST, SERVICES, Ports
+from handmesh.launcher.ports import DEFAULT_BASE, HOST, SERVICES, Ports, part_of
 from handmesh.launcher.settings import Claude, MeshSettings, Scripted
 
 API_KEY, BASE_URL = "ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL"
@@ -38,7 +39,6 @@ LOOK_EVERY = 0.05
 MOST_RESTARTS, RESTARTS_WITHIN = 5, 60.0
 """So many ends of parts within so many seconds, and the mesh is stopped instead of mended."""
 
-_PORTS_OF_PARTS = ("nats", "openbao", *SERVICES, "model")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -51,6 +51,8 @@ class UpOptions:
     environments: Path | None = None
     allow_unisolated: bool = False
     log_level: str = "info"
+    replicas: int = 1
+    metrics: bool = False
 
 
 def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
@@ -60,9 +62,9 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
     if options.log_level not in LOG_LEVELS:
         raise UsageError(f"--log-level {options.log_level!r}: expected one of {', '.join(LOG_LEVELS)}")
     try:
-        ports = Ports.at(options.port_base)
+        ports, *others = Ports.of_replicas(options.port_base, options.replicas)
     except ValueError as problem:
-        raise UsageError(f"--port-base: {problem}") from None
+        raise UsageError(f"--port-base, --replicas: {problem}") from None
     api_key = os.environ.get(API_KEY, "")
     model: Claude | Scripted = Scripted(options.model_script or DEFAULT_SCRIPT)
     if api_key and options.model_script is None:
@@ -72,8 +74,10 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         model=model,
         caller_environment=os.environ,
         ports=ports,
+        others=tuple(others),
         log_level=options.log_level,
         environments_file=options.environments,
+        metrics=options.metrics,
         extra={
             "sandbox": _sandbox_variables(options),
             "vault_proxy": _handed_on(OUTBOUND_ALLOW) | _handed_on(PACKAGE_HOSTS),
@@ -166,8 +170,12 @@ async def _start(settings: MeshSettings) -> Mesh:
 
 async def _show_progress(settings: MeshSettings, out: Console) -> None:
     """Shows which parts listen already, until cancelled."""
-    ports = settings.ports.as_mapping()
-    left = [part for part in _PORTS_OF_PARTS if part != "model" or isinstance(settings.model, Scripted)]
+    ports = dict(settings.ports.as_mapping()) | {
+        part_of(service, at): each.as_mapping()[service]
+        for at, each in enumerate(settings.replicas)
+        for service in SERVICES
+    }
+    left = ["nats", "openbao", *settings.services, *(["model"] if isinstance(settings.model, Scripted) else [])]
     with out.status("starting") as status:
         while left:
             status.update(f"starting {', '.join(left)}")
@@ -212,12 +220,15 @@ def welcome(settings: MeshSettings, seconds: float) -> str:
             model = f"Claude{f' at {base_url}' if base_url else ''}"
         case Scripted(script=script):
             model = f"scripted: {script.name} (set {API_KEY} to talk to Claude)"
-    services = "\n".join(f"  {service:<12} {ports.client(service)}" for service in SERVICES)
+    found = Addresses.of_ports(*settings.replicas)
+    services = "\n".join(f"  {service:<12} {getattr(found, service).replace(',', ', ')}" for service in SERVICES)
+    counted = ", ".join(f"http://{ports.metrics(service)}/metrics" for service in SERVICES)
+    metrics = f"\n  {'metrics':<12} {counted}" if settings.metrics else ""
     return f"""\
 handmesh is up after {seconds:.1f} s
 {services}
   {"model":<12} {model}
-  {"data":<12} {settings.data_directory}
+  {"data":<12} {settings.data_directory}{metrics}
 Now, in another terminal:
   handmesh run "list the files"{option}
   handmesh sessions{option}

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handmesh.launcher.lock import running
-from handmesh.launcher.ports import Ports
+from handmesh.launcher.ports import SERVICES, Ports
 
 
 @dataclass(frozen=True)
 class Addresses:
-    """`host:port` of each service, for clients."""
+    """`host:port` of each service, for clients; several with commas where a service has replicas."""
 
     session: str
     harness: str
@@ -24,15 +24,15 @@ class Addresses:
         return cls(address, address, address, address)
 
     @classmethod
-    def of_ports(cls, ports: Ports) -> Addresses:
-        """Returns the addresses of a mesh on this machine."""
-        return cls(*(ports.client(service) for service in ("session", "harness", "sandbox", "vault_proxy")))
+    def of_ports(cls, *replicas: Ports) -> Addresses:
+        """Returns the addresses of a mesh on this machine, from the ports of each replica."""
+        return cls(*(",".join(ports.client(service) for ports in replicas) for service in SERVICES))
 
     @classmethod
     def local(cls, data_directory: Path) -> Addresses | None:
         """Returns where the mesh of this data directory is; None when none runs."""
         mesh = running(data_directory)
-        return None if mesh is None else cls.of_ports(mesh.ports)
+        return None if mesh is None else cls.of_ports(mesh.ports, *mesh.others)
 
 
 def api_key_file(data_directory: Path) -> Path:

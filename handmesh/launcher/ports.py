@@ -20,6 +20,12 @@ DEFAULT_BASE = 7400
 SERVICES = ("session", "harness", "sandbox", "vault_proxy")
 """The four services, in the order in which they are shown."""
 
+MOST_REPLICAS = 9
+"""Replicas of each service that a one-machine mesh may have."""
+
+STEP = 50
+"""How far the fixed ports of a service's replicas lie apart."""
+
 DATA_DIRECTORY_VARIABLE = "HANDMESH_DATA_DIR"
 """Set in the environment of every part, so that a port's holder can be told to be another mesh's."""
 
@@ -45,6 +51,10 @@ _OFFSETS = {
     "openbao": 30,
     "openbao_cluster": 31,
     "model": 40,
+    "session_metrics": 45,
+    "harness_metrics": 46,
+    "sandbox_metrics": 47,
+    "vault_proxy_metrics": 48,
 }
 
 
@@ -53,7 +63,8 @@ class Ports:
     """The port of every listener, all on 127.0.0.1.
 
     A service has two: `<service>` for clients (plain text, API key) and `<service>_mesh` for the other services (mTLS).
-    `vault_proxy_door` is where the sandbox service brings the connections of hands' doors (mTLS).
+    `vault_proxy_door` is where the sandbox service brings the connections of hands' doors (mTLS), and
+    `<service>_metrics` where Prometheus reads, if the mesh is started with metrics.
     """
 
     session: int
@@ -70,6 +81,10 @@ class Ports:
     openbao: int
     openbao_cluster: int
     model: int
+    session_metrics: int
+    harness_metrics: int
+    sandbox_metrics: int
+    vault_proxy_metrics: int
 
     @classmethod
     def at(cls, base: int = DEFAULT_BASE) -> "Ports":
@@ -77,6 +92,13 @@ class Ports:
         if not 1 <= base <= 65_535 - max(_OFFSETS.values()):
             raise ValueError(f"port base {base}: expected 1 to {65_535 - max(_OFFSETS.values())}")
         return cls(**{name: base + offset for name, offset in _OFFSETS.items()})
+
+    @classmethod
+    def of_replicas(cls, base: int, replicas: int) -> "tuple[Ports, ...]":
+        """Returns the fixed layouts of so many replicas of each service. Raises ValueError out of range."""
+        if not 1 <= replicas <= MOST_REPLICAS:
+            raise ValueError(f"{replicas} replicas: expected 1 to {MOST_REPLICAS}")
+        return tuple(cls.at(base + STEP * replica) for replica in range(replicas))
 
     @classmethod
     def free(cls) -> "Ports":
@@ -90,6 +112,14 @@ class Ports:
     def mesh(self, service: str) -> str:
         """Returns `host:port` for the other services of the mesh."""
         return f"{HOST}:{self.as_mapping()[f'{service}_mesh']}"
+
+    def of_services(self) -> Iterable[tuple[str, int]]:
+        """Returns (name, port) of the four services alone: all that a second replica of each listens on."""
+        return (each for each in self.as_mapping().items() if each[0].startswith(SERVICES))
+
+    def metrics(self, service: str) -> str:
+        """Returns `host:port` of a service's metrics."""
+        return f"{HOST}:{self.as_mapping()[f'{service}_metrics']}"
 
     def as_mapping(self) -> Mapping[str, int]:
         """Returns {name: port}."""
@@ -111,6 +141,17 @@ class Holder:
         if self.data_directory is not None:
             return f"another handmesh, with its data in {self.data_directory}"
         return f"pid {self.pid}: {self.command}"
+
+
+def part_of(service: str, replica: int) -> str:
+    """Returns what a replica of a service, counted from 0, is called as a part of the mesh: `session`, `session-2`."""
+    return service if replica == 0 else f"{service}-{replica + 1}"
+
+
+def replica_of(part: str) -> tuple[str, int]:
+    """Returns the service and the number of a replica, as `part_of` takes them. Other parts are their own first."""
+    service, _, number = part.partition("-")
+    return service, int(number) - 1 if number else 0
 
 
 def free_ports(count: int) -> list[int]:

@@ -6,8 +6,10 @@ one-machine mesh: with a real Vault, its operator does these things by hand, onc
 
 import http.client
 import json
-from collections.abc import Mapping
+import ssl
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -76,7 +78,18 @@ TOKEN_PERIOD = "1h"
 
 SECRET_ID_TTL = "10m"
 
-LOOPBACK_ONLY = ["127.0.0.1/32"]
+LOOPBACK_ONLY = ("127.0.0.1/32",)
+
+
+@dataclass(frozen=True)
+class Logins:
+    """How often and how long a secret id of vault_proxy works: 0 means always."""
+
+    uses: int
+    lifetime: str
+
+
+ONCE, ALWAYS = Logins(1, SECRET_ID_TTL), Logins(0, "0")
 
 ACTIVE, NOT_INITIALISED, SEALED = 200, 501, 503
 """Statuses of the health check. Others mean: not yet."""
@@ -108,6 +121,7 @@ class VaultOperator:
     host: str
     port: int
     token: str | None = field(default=None, repr=False)
+    ca_file: Path | None = None  # of who signed its certificate; without it: plain text
 
     def health(self) -> int | None:
         """Returns the status of the health check (ACTIVE, NOT_INITIALISED, SEALED, ...), None when nobody answers."""
@@ -129,10 +143,10 @@ class VaultOperator:
         """Seals it: until it is unsealed it answers nobody."""
         self._request("PUT", "sys/seal")
 
-    def lay_out(self, issuer_key: str) -> None:
+    def lay_out(self, issuer_key: str, callers: Sequence[str] = LOOPBACK_ONLY, logins: Logins = ONCE) -> None:
         """Makes the secrets engine, the policies and the two ways in, as far as they are missing or other than now.
 
-        `issuer_key` is the public key of the session service, PEM.
+        `issuer_key` is the public key of the session service, PEM; `callers` are the networks where vault_proxy is.
         """
         if f"{MOUNT}/" not in self._request("GET", "sys/mounts")["data"]:
             self._request("POST", f"sys/mounts/{MOUNT}", {"type": "kv", "options": {"version": "2"}})
@@ -147,7 +161,7 @@ class VaultOperator:
         self._request("PUT", f"sys/policies/acl/{SESSION_POLICY}", {"policy": policy})
         trust = {"jwt_validation_pubkeys": [issuer_key], "jwt_supported_algs": ["EdDSA"], "bound_issuer": ISSUER}
         self._request("POST", f"auth/{AUTH}/config", trust)
-        role = {**session_role(), "token_bound_cidrs": LOOPBACK_ONLY}
+        role = {**session_role(), "token_bound_cidrs": list(callers)}
         self._request("POST", f"auth/{AUTH}/role/{SESSION_ROLE}", role)
         self._request(
             "POST",
@@ -156,10 +170,10 @@ class VaultOperator:
                 "token_policies": [ROLE],
                 "token_no_default_policy": True,
                 "token_period": TOKEN_PERIOD,
-                "token_bound_cidrs": LOOPBACK_ONLY,
-                "secret_id_num_uses": 1,
-                "secret_id_ttl": SECRET_ID_TTL,
-                "secret_id_bound_cidrs": LOOPBACK_ONLY,
+                "token_bound_cidrs": list(callers),
+                "secret_id_num_uses": logins.uses,
+                "secret_id_ttl": logins.lifetime,
+                "secret_id_bound_cidrs": list(callers),
             },
         )
 
@@ -169,6 +183,35 @@ class VaultOperator:
         role_id = self._request("GET", f"{role}/role-id")["data"]["role_id"]
         wrapped = self._request("POST", f"{role}/secret-id", {}, wrap=SECRET_ID_TTL)["wrap_info"]["token"]
         return AppRole(role_id=role_id, wrapped_secret_id=wrapped)
+
+    def issue_lasting_approle(self) -> tuple[str, str]:
+        """Makes a secret id that works at each start, for where nobody is there to issue one: role id, secret id.
+
+        Those that were made before work no more.
+        """
+        role = f"auth/approle/role/{ROLE}"
+        role_id: str = self._request("GET", f"{role}/role-id")["data"]["role_id"]
+        for accessor in self._accessors(role):
+            self._request("POST", f"{role}/secret-id-accessor/destroy", {"secret_id_accessor": accessor})
+        secret_id: str = self._request("POST", f"{role}/secret-id", {})["data"]["secret_id"]
+        return role_id, secret_id
+
+    def _accessors(self, role: str) -> list[str]:
+        try:
+            found: list[str] = self._request("LIST", f"{role}/secret-id")["data"]["keys"]
+        except VaultRefused as refusal:
+            if refusal.status != http.client.NOT_FOUND:
+                raise
+            return []
+        return found
+
+    def log_requests(self, logs: Mapping[str, str]) -> None:
+        """Makes HashiCorp Vault log each request, by device: OpenBao takes that from its configuration only."""
+        there = self._request("GET", "sys/audit")["data"]
+        for device, file in logs.items():
+            if f"{device}/" not in there:
+                options = {"file_path": file, "mode": "0600"}
+                self._request("POST", f"sys/audit/{device}", {"type": "file", "options": options})
 
     def put_bearer(self, vault_id: str, credential_id: str, origin: str, value: str, name: str, tenant: str) -> None:
         """Puts a fixed bearer value for an origin into a vault, as docs/vault.md says how to by hand."""
@@ -194,7 +237,7 @@ class VaultOperator:
     def _exchange(
         self, method: str, path: str, body: Mapping[str, object] | None, wrap: str | None = None
     ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=REQUEST_TIMEOUT)
+        connection = self._connection()
         headers = {"Content-Type": "application/json"}
         if self.token is not None:
             headers["X-Vault-Token"] = self.token
@@ -206,6 +249,12 @@ class VaultOperator:
             return response.status, response.read()
         finally:
             connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if self.ca_file is None:
+            return http.client.HTTPConnection(self.host, self.port, timeout=REQUEST_TIMEOUT)
+        trusting = ssl.create_default_context(cafile=str(self.ca_file))
+        return http.client.HTTPSConnection(self.host, self.port, timeout=REQUEST_TIMEOUT, context=trusting)
 
 
 def _reasons(content: bytes) -> str:

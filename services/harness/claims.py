@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 import grpc
 
+from handmesh.replicas.ranking import PIN_KEY
 from handmesh.session.v1.session_pb2 import ClaimWorkRequest, ClaimWorkResponse, ReleaseWorkRequest
+from services.harness.condition import SESSION, Condition
 from services.harness.runs import Ended, Runs
 from services.kit import failpoints
 from services.kit.channels import raised
-from services.kit.errors import ServiceError
+from services.kit.errors import ServiceError, Unavailable
 from services.kit.logs import Log
 
 RECONNECT_SECONDS = 0.2
@@ -34,10 +37,12 @@ class Claims:
         self._runs = runs
         self._types = types
         self._instance = instance
+        self._pin = ((PIN_KEY, instance),)  # a claim is given back where it was made, if that replica is there
         self._working: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
+        self.condition = Condition(time.time)
 
     def start(self) -> None:
         """Keeps a stream open from now on, over restarts of the session service."""
@@ -75,8 +80,13 @@ class Claims:
             try:
                 await self._listen(capacity)
             except grpc.aio.AioRpcError as error:
-                _log.warning("claims broke off", reason=raised(error).reason)
+                problem = raised(error)
+                self.condition.failed(SESSION, problem)
+                _log.warning("claims broke off", reason=problem.reason)
             except TimeoutError:
+                silent = Unavailable("SESSION_UNAVAILABLE", "the stream of offers fell silent")
+                silent.answered = False
+                self.condition.failed(SESSION, silent)
                 _log.warning("claims fell silent")
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -88,6 +98,7 @@ class Claims:
                 instance=self._instance,
                 working_session_ids=[run.session_id for run in self._runs.list()],
             ),
+            metadata=self._pin,
             wait_for_ready=True,
         )
         try:
@@ -98,6 +109,7 @@ class Claims:
                 if offer is None:
                     return
                 self._heard.set()
+                self.condition.passed(SESSION)
                 if offer.session_id:
                     task = asyncio.create_task(self._work(offer))
                     self._working.add(task)
@@ -122,6 +134,6 @@ class Claims:
         if ended.wake_time is not None:
             request.wake_time.FromNanoseconds(int(ended.wake_time * 1e9))
         try:
-            await self._stub.ReleaseWork(request, timeout=RELEASE_SECONDS)
+            await self._stub.ReleaseWork(request, metadata=self._pin, timeout=RELEASE_SECONDS)
         except grpc.aio.AioRpcError as error:
             _log.warning("claim not released", claim_id=offer.claim_id, reason=raised(error).reason)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.adapters.codec import fact_of
+from services.harness.condition import SESSION, Condition
 from services.harness.core import Fact, Other, Replied, Woke
 from services.harness.ports import Appended, Previews, SessionLog, Standing
 from services.harness.shelf import Shelf
@@ -32,11 +33,15 @@ class Changed(Exception):
 class Journal:
     """Reads ahead in the background and hands each fact to `apply`, once and in order.
 
-    `known` is the fact that was applied last, if the log was read before: it is read again, and has to be the same.
+    `condition` hears of it when the log cannot be reached. `known` is the fact that was applied last, if the log was
+    read before: it is read again, and has to be the same.
     """
 
-    def __init__(self, log: SessionLog, apply: Callable[[Fact], None], known: Fact | None = None) -> None:
+    def __init__(
+        self, log: SessionLog, apply: Callable[[Fact], None], condition: Condition, known: Fact | None = None
+    ) -> None:
         self.log = log
+        self.condition = condition
         self.last = known
         self._known = known
         self.epoch = 0
@@ -158,14 +163,19 @@ class Journal:
 
     async def _append(self, events: tuple[Event, ...], expected: int | None) -> None:
         await self.owned()
-        deadline = asyncio.get_running_loop().time() + SAY_AGAIN_SECONDS
+        began = asyncio.get_running_loop().time()
+        deadline = began + SAY_AGAIN_SECONDS
         while True:
             try:
                 appended = await self.log.emit(events, self.epoch, expected)
-            except Unavailable:
+            except Unavailable as problem:
+                self.condition.failed(SESSION, problem)
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
+                waited = asyncio.get_running_loop().time() - began
+                events[0].delay.reason = problem.reason
+                events[0].delay.duration.FromNanoseconds(int(waited * 1e9))
             except Conflict as conflict:
                 if conflict.reason == "EPOCH_STALE":
                     raise Fenced from None
@@ -176,6 +186,7 @@ class Journal:
                 await asyncio.sleep(PAUSE_SECONDS)  # what came first is in the log, and is read meanwhile
                 return
             else:
+                self.condition.passed(SESSION)
                 await self._applied(list(events), appended)
                 return
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from handmesh.session.v1.event_pb2 import Event, TokenUsage
 from handmesh.session.v1.session_pb2 import Preview
+from services.harness.condition import Condition
 from services.harness.core import BlobRef, Fact, ToolResult, ToolSpec
 from services.harness.prices import BUILT_IN, Prices
 
@@ -127,14 +128,25 @@ class Answer:
 
 
 class ModelFailure(Exception):
-    """The model did not answer. `reason` is an ErrorReason; `retry_after` is what the API asks for, in seconds."""
+    """The model did not answer. `reason` is an ErrorReason; `retry_after` is what the API asks for, in seconds.
 
-    def __init__(self, reason: str, message: str, retryable: bool, retry_after: float | None = None) -> None:
+    `http_status` is the API's, 0 when no connection to it could be made; None for a failure of another kind.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        retryable: bool,
+        retry_after: float | None = None,
+        http_status: int | None = None,
+    ) -> None:
         super().__init__(f"{message} [{reason}]")
         self.reason = reason
         self.message = message
         self.retryable = retryable
         self.retry_after = retry_after
+        self.http_status = http_status
 
 
 class Model(Protocol):
@@ -259,13 +271,18 @@ LINGERING = "lingering"  # the step in which the next message is waited for
 
 
 class Progress(Protocol):
-    """Where a run tells how far it is."""
+    """Where a run tells how far it is. `condition` is what holds it up, for those who look."""
+
+    condition: Condition
 
     def took_up(self, epoch: int) -> None:
         """The session is this harness's from now on."""
 
     def step(self, name: str) -> None:
         """What the run does now. `ASKING` is what a harness that goes away lets end if it can: it is paid for."""
+
+    def calls(self, calls: Sequence[tuple[str, str, str]]) -> None:
+        """Which tool calls are at work now: the model's id, the tool as the model knows it, and who has it."""
 
     def linger(self) -> float:
         """How many seconds the session may be kept now that it needs nobody; 0 when others need the room."""

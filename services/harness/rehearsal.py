@@ -26,6 +26,7 @@ from handmesh.session.v1.event_pb2 import (
 )
 from handmesh.session.v1.session_pb2 import Preview
 from services.harness.adapters.memory import SESSION, MemoryLog
+from services.harness.condition import Condition
 from services.harness.core import Fact, ToolResult, ToolSpec
 from services.harness.ports import Answer, Appended, ModelFailure, Page, Ports, Sandbox, Standing, Toolbox
 from services.kit.errors import Conflict, Gone
@@ -49,6 +50,7 @@ class Life:
 
     def __init__(self, ends_at: int = 0, strike: Callable[[], Awaitable[None]] | None = None) -> None:
         self.moments = 0
+        self.condition = Condition(lambda: 0.0)
         self.over = False
         self.epochs: list[int] = []
         self.steps: list[str] = []
@@ -84,6 +86,9 @@ class Life:
     def step(self, name: str) -> None:
         """Is told a step."""
         self.steps.append(name)
+
+    def calls(self, calls: Sequence[tuple[str, str, str]]) -> None:
+        """Is told which calls are at work."""
 
     def linger(self) -> float:
         """Keeps no session."""

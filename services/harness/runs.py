@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from handmesh.session.v1.event_pb2 import Event
+from services.harness.condition import Condition
 from services.harness.ports import ASKING, LINGERING, HarnessType, Ports, SessionLog
+from services.kit import tracing
 from services.kit.errors import Conflict, Full, Gone, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 
@@ -17,24 +19,44 @@ _log = Log("services.harness.runs")
 AT_ONCE = 0.0  # a time that has come
 
 
+@dataclass(frozen=True)
+class Running:
+    """A tool call that a run waits for, since when."""
+
+    tool_use_id: str
+    tool: str
+    hand: str
+    start_time: float
+
+
 @dataclass
 class Run:
     """One session at work (see `Progress`)."""
 
     session_id: str
+    harness: str = ""
     epoch: int = 0
     doing: str = "reading"
     start_time: float = field(default_factory=time.time)
+    step_time: float = field(default_factory=time.time)
+    running: tuple[Running, ...] = ()
     moved_on: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[float | None] | None = None
     linger: Callable[[], float] = lambda: 0.0
+    condition: Condition = field(default_factory=lambda: Condition(time.time))
 
     def took_up(self, epoch: int) -> None:
         self.epoch = epoch
 
     def step(self, name: str) -> None:
         self.doing = name
+        self.step_time = time.time()
         self.moved_on.set()
+
+    def calls(self, calls: Sequence[tuple[str, str, str]]) -> None:
+        since = {each.tool_use_id: each.start_time for each in self.running}
+        now = time.time()
+        self.running = tuple(Running(*each, start_time=since.get(each[0], now)) for each in calls)
 
 
 @dataclass(frozen=True)
@@ -102,7 +124,7 @@ class Runs:
 
     def _begin(self, session_id: str, harness: str, newest: Sequence[Event]) -> Run:
         self.check(harness)
-        run = self._runs[session_id] = Run(session_id, linger=self._patience)
+        run = self._runs[session_id] = Run(session_id, harness, linger=self._patience)
         run.task = asyncio.create_task(self._run(run, self._types[harness], newest), name=f"run {session_id}")
         run.task.add_done_callback(_heard)
         return run
@@ -112,6 +134,8 @@ class Runs:
         return self._linger if len(self._runs) <= self.capacity // 2 else 0.0
 
     async def _run(self, run: Run, kind: HarnessType, newest: Sequence[Event]) -> float | None:
+        tracing.continue_from("")  # what a turn belongs to, its log says
+        tracing.about(run.session_id)
         try:
             return await kind.run(self._open_log(run.session_id, newest), self._ports, self._instance, run)
         except Conflict as conflict:

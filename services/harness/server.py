@@ -14,9 +14,12 @@ from handmesh.session.v1.session_pb2 import (
     OFFER_OUTCOME_OFFERED,
     OfferWorkResponse,
 )
+from services.harness.condition import Condition, Hindrance
+from services.harness.owners import Owners
 from services.harness.runs import Runs
 from services.harness.types import Listed
 from services.kit.guard import Context
+from services.kit.identity import current as caller
 
 _OUTCOMES = {
     OFFER_OUTCOME_OFFERED: pb.WAKE_OUTCOME_STARTED,
@@ -32,9 +35,14 @@ class HarnessServicer(HarnessServiceServicer):
         self,
         runs: Runs,
         types: Sequence[Listed],
-        offer: Callable[[str], Awaitable[OfferWorkResponse]],
+        offer: Callable[[str, str | None], Awaitable[OfferWorkResponse]],
         drain: Callable[[], Coroutine[Any, Any, None]],
+        condition: Condition,
+        owners: Owners,
     ) -> None:
+        """`offer` takes a session and the tenant whose it is to be."""
+        self._owners = owners
+        self._condition = condition
         self._runs = runs
         self._offer = offer
         self._types = types
@@ -42,9 +50,10 @@ class HarnessServicer(HarnessServiceServicer):
         self._draining: asyncio.Task[None] | None = None
 
     async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:
-        if self._runs.is_working(request.session_id):
+        tenant = caller().tenant
+        if self._runs.is_working(request.session_id) and await self._owners.tenant_of(request.session_id) == tenant:
             return pb.WakeResponse(outcome=pb.WAKE_OUTCOME_ALREADY_AWAKE)
-        found = await self._offer(request.session_id)
+        found = await self._offer(request.session_id, tenant)
         if found.outcome == OFFER_OUTCOME_OFFERED:
             self._runs.check(found.harness)
         return pb.WakeResponse(outcome=_OUTCOMES[found.outcome])
@@ -59,12 +68,28 @@ class HarnessServicer(HarnessServiceServicer):
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         answer = pb.ListRunsResponse(capacity=self._runs.capacity, draining=self._runs.draining)
+        answer.hindrances.extend(map(_hindrance, self._condition.hindrances))
         for run in self._runs.list():
-            row = answer.runs.add(session_id=run.session_id, epoch=run.epoch, step=run.doing)
+            if not await self._owners.may_see(caller(), run.session_id):
+                continue
+            row = answer.runs.add(session_id=run.session_id, epoch=run.epoch, step=run.doing, harness=run.harness)
             row.start_time.FromNanoseconds(int(run.start_time * 1e9))
+            row.step_time.FromNanoseconds(int(run.step_time * 1e9))
+            for each in run.running:
+                call = row.calls.add(tool_use_id=each.tool_use_id, tool_name=each.tool, hand=each.hand)
+                call.start_time.FromNanoseconds(int(each.start_time * 1e9))
+            if run.condition.heard is not None:
+                row.heard_time.FromNanoseconds(int(run.condition.heard * 1e9))
+            row.hindrances.extend(map(_hindrance, run.condition.hindrances))
         return answer
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
         return pb.DrainResponse()
+
+
+def _hindrance(it: Hindrance) -> pb.Hindrance:
+    away = pb.Hindrance(service=it.service, reason=it.reason, answered=it.answered)
+    away.since_time.FromNanoseconds(int(it.since * 1e9))
+    return away

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, address, addresses, existing, flag, path, setting, tuning, url, whole
+from services.kit.settings import REQUIRED, Mesh, addresses, existing, flag, path, setting, tuning, url, whole
 
 
 def seconds(value: str) -> float:
@@ -31,10 +31,14 @@ class Settings(Mesh):
         "HANDMESH_SESSION_ADDRESS",
         addresses,
         REQUIRED,
-        "Where the session service is; several IP addresses with commas.",
+        "Where the session service is: one address, or several of replicas with commas.",
     )
-    sandbox_address: str = setting("HANDMESH_SANDBOX_ADDRESS", address, REQUIRED, "Where the sandbox service is.")
-    vault_proxy_address: str = setting("HANDMESH_VAULT_PROXY_ADDRESS", address, REQUIRED, "Where the vault proxy is.")
+    sandbox_address: str = setting(
+        "HANDMESH_SANDBOX_ADDRESS", addresses, REQUIRED, "Where the sandbox service is; as above."
+    )
+    vault_proxy_address: str = setting(
+        "HANDMESH_VAULT_PROXY_ADDRESS", addresses, REQUIRED, "Where the vault proxy is; as above."
+    )
     model_key_file: Path | None = setting("HANDMESH_MODEL_KEY_FILE", path, None, "File with the model's API key.")
     model_base_url: str | None = setting("HANDMESH_MODEL_BASE_URL", url, None, "Another endpoint of the model's API.")
     preload: bool = setting(
@@ -61,6 +65,13 @@ class Settings(Mesh):
         seconds,
         5.0,
         "How long a session is kept when its turn has ended: what is said to it meanwhile is answered sooner.",
+    )
+    model_silence: int = tuning(
+        "HANDMESH_MODEL_SILENCE_SECONDS",
+        whole,
+        90,
+        "How long the model may say nothing within an answer before it is asked again; its API says something every "
+        "few seconds.",
     )
     harness_types: tuple[str, ...] = tuning(
         "HANDMESH_HARNESS_TYPES",

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
-from services.kit import errors
+from handmesh.replicas.channel import Replicas, is_single
+from services.kit import certificates, errors
+from services.kit.certificates import Certificate
 from services.kit.guard import DETAILS_KEY, DOMAIN
+from services.kit.renewed import RenewedChannel
+from services.kit.tracing_calls import TracedChannel
+from services.kit.watched import Watched
 
 MESSAGE_BYTES = 8 * 1024 * 1024  # more than a page of 3 MiB, or 1 MiB of events with what surrounds them
 
@@ -37,18 +42,26 @@ _RETRY_POLICY = {
 _BY_CODE = {kind.code: kind for kind in errors.ServiceError.__subclasses__()}
 
 
-def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -> grpc.aio.Channel:
-    """Opens a channel to another service as the service whose certificate lies in `tls_dir`. Connects lazily.
+def connect(
+    addresses: str, tls_dir: Path, once: Sequence[tuple[str, str]] = (), *, pinned: bool = True
+) -> grpc.aio.Channel:
+    """Opens a channel to another service as the service whose certificate lies in `tls_dir`, and is renewed there.
+    Connects lazily.
 
-    `address` is `host:port`, or IP addresses of replicas joined by commas, the first of which that answers is used.
+    `addresses` is `host:port`, or several with commas; a name may stand for several, too. Then what a call is about,
+    a session or a sandbox, says which of the replicas it goes to (by chance unless `pinned`); others are next.
     Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`: those that a server
     which has died may have begun and has forgotten.
     """
-    credentials = grpc.ssl_channel_credentials(
-        (tls_dir / "ca.pem").read_bytes(), (tls_dir / "key.pem").read_bytes(), (tls_dir / "cert.pem").read_bytes()
-    )
-    methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
-    methods.append({"name": [{}], "retryPolicy": _RETRY_POLICY})
+    files = certificates.watched(tls_dir)
+    if is_single(addresses):
+        methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
+        return _open(files, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
+    return Replicas(addresses, lambda target, name: _open(files, target, name, []), once, pinned=pinned)
+
+
+def _open(files: Watched[Certificate], target: str, name: str, methods: list[dict[str, Any]]) -> grpc.aio.Channel:
+    """Opens a channel to one replica. Its certificate is to show `name`, by default that of the target."""
     options = [
         *SIZE_OPTIONS,
         *KEEPALIVE_OPTIONS,
@@ -56,12 +69,14 @@ def connect(address: str, tls_dir: Path, once: Sequence[tuple[str, str]] = ()) -
         ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", 1_000),  # what one attempt to connect may take, with its handshake
         ("grpc.max_reconnect_backoff_ms", 1_000),
+        *([("grpc.default_authority", name)] if name else []),
     ]
-    first, several, _ = address.partition(",")
-    if several:
-        address = f"{'ipv6' if '[' in address else 'ipv4'}:{address}"
-        options.append(("grpc.default_authority", first))
-    return grpc.aio.secure_channel(address, credentials, options)
+
+    def open_(shown: Certificate) -> grpc.aio.Channel:
+        credentials = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.cert)
+        return grpc.aio.secure_channel(target, credentials, options)
+
+    return cast(grpc.aio.Channel, TracedChannel(RenewedChannel(files, open_)))
 
 
 def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE") -> errors.ServiceError:
@@ -76,7 +91,9 @@ def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE"
     if kind is errors.Broken and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind = errors.Unavailable
     reason = unavailable if kind is errors.Unavailable else "INTERNAL"
-    return kind(reason, f"the call ended as {error.code().name}")
+    silent = kind(reason, f"the call ended as {error.code().name}")
+    silent.answered = False
+    return silent
 
 
 def _rebuilt(kind: type[errors.ServiceError], status: Status) -> errors.ServiceError:

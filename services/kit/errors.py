@@ -25,6 +25,7 @@ class ServiceError(Exception):
     """Something that a caller is told, with a reason that programs branch on."""
 
     code = "INTERNAL"  # a name of grpc.StatusCode; this module knows no grpc
+    answered = True  # False for a call that nobody answered: the reason is then the caller's own
 
     def __init__(self, reason: str, message: str, *, retry_after: float | None = None, **metadata: str | int) -> None:
         """Takes a reason, one line for people, seconds to wait before a retry, and metadata for programs."""

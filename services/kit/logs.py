@@ -8,12 +8,18 @@ import sys
 import time
 from typing import Any
 
+from services.kit import tracing
+
 
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         line: dict[str, Any] = {"time": moment, "level": record.levelname.lower(), "logger": record.name}
         line["event"] = record.getMessage()
+        # Where the work at hand belongs; what the line itself says counts more.
+        for key, value in (("session_id", tracing.session_id()), ("trace_id", tracing.trace_id())):
+            if value:
+                line[key] = value
         line.update(getattr(record, "keys", {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import ipaddress
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +16,21 @@ from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
-from services.kit import failpoints, logs, settings
+from handmesh.status.v1.status_pb2_grpc import add_StatusServiceServicer_to_server
+from services.kit import certificates, configured, failpoints, logs, metrics, settings, tracing
+from services.kit.callers import Callers
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
-from services.kit.identity import known_keys
+from services.kit.identity import Peers
+from services.kit.key_file import KeyFile
 from services.kit.limits import Limits
+from services.kit.metered import Meter
+from services.kit.metrics_listener import Listener
+from services.kit.status import NAME as STATUS
+from services.kit.status import Status
+from services.kit.watched import UnreadableError
 
+FLUSH_SECONDS = 2.0  # that the last traces have to be sent
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
 CONNECTION_IDLE_MS = 30 * 60 * 1000
 
@@ -48,33 +56,61 @@ _OPTIONS: list[tuple[str, Any]] = [
 class Server:
     """A gRPC server with the mesh's port, the clients' port, health and reflection."""
 
-    def __init__(self, mesh: settings.Mesh) -> None:
-        limits = Limits(mesh.caller_streams, mesh.caller_bytes, mesh.call_seconds)
-        guard = Guard(known_keys(mesh.api_keys_file), limits)
-        self.grpc = grpc.aio.server(interceptors=[guard], options=_OPTIONS)
+    def __init__(self, mesh: settings.Mesh, callers: Callers | None = None) -> None:
+        """Without `callers` clients are known by the operator's file of keys alone.
+
+        Raises SettingsError for files that say nothing.
+        """
+        limits = Limits(
+            mesh.caller_streams,
+            mesh.caller_bytes,
+            mesh.call_seconds,
+            mesh.caller_calls,
+            mesh.caller_calls_per_second,
+            mesh.caller_burst,
+        )
+        try:
+            self._callers = callers or Callers(KeyFile(mesh.api_keys_file))
+            guard = Guard(self._callers, limits, Peers.of_file(mesh.identities_file))
+        except (OSError, UnreadableError) as problem:
+            raise settings.SettingsError(f"HANDMESH_API_KEYS_FILE or HANDMESH_IDENTITIES_FILE: {problem}") from None
+        self._following: asyncio.Task[None] | None = None
+        meters = [Meter()] if metrics.is_on() else []
+        self.grpc = grpc.aio.server(interceptors=[*meters, guard], options=_OPTIONS)
+        self._metrics = Listener(mesh.metrics_listen) if mesh.metrics_listen and metrics.is_on() else None
         self._mesh = mesh
         self._health = HealthServicer()
         add_HealthServicer_to_server(self._health, self.grpc)
+        self._status = Status()
+        self._watching: asyncio.Task[None] | None = None
+        add_StatusServiceServicer_to_server(self._status, self.grpc)
         self._names: list[str] = []
+        self.metrics_address = ""  # where metrics are read, when somebody may
         self.addresses: tuple[str, str | None] = (mesh.listen, mesh.client_listen)  # with the ports that port 0 became
 
     async def start(self, *services: str) -> None:
         """Opens the ports and says SERVING for the named services, such as `handmesh.session.v1.SessionService`."""
         self._names = ["", *services]
         reflection.enable_server_reflection(
-            (*services, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name), self.grpc
+            (*services, STATUS, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name),
+            self.grpc,
         )
-        key, cert, ca = ((self._mesh.tls_dir / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
-        mutual = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+        mutual = certificates.server_credentials(self._mesh.tls_dir, mutual=True)
         port = self.grpc.add_secure_port(self._mesh.listen, mutual)
         self.addresses = (_with_port(self._mesh.listen, port), None)
         if self._mesh.client_listen:
             if _is_loopback(self._mesh.client_listen):
                 port = self.grpc.add_insecure_port(self._mesh.client_listen)
             else:
-                port = self.grpc.add_secure_port(self._mesh.client_listen, grpc.ssl_server_credentials([(key, cert)]))
+                simple = certificates.server_credentials(self._mesh.tls_dir, mutual=False)
+                port = self.grpc.add_secure_port(self._mesh.client_listen, simple)
             self.addresses = (self.addresses[0], _with_port(self._mesh.client_listen, port))
+        self._following = asyncio.create_task(self._callers.follow(), name="callers")
+        if self._metrics is not None:
+            await self._metrics.start()
+            self.metrics_address = self._metrics.address
         await self.grpc.start()
+        self._watching = asyncio.create_task(self._status.watch(), name="status")
         await self._say(health_pb2.HealthCheckResponse.SERVING)
         _log.info("serving", listen=self.addresses[0], client_listen=self.addresses[1])
 
@@ -82,6 +118,12 @@ class Server:
         """Says NOT_SERVING, lets running calls finish for the grace in seconds, and closes."""
         await self._say(health_pb2.HealthCheckResponse.NOT_SERVING)
         await self.grpc.stop(grace)
+        if self._metrics is not None:
+            await self._metrics.stop()
+        for task in (self._following, self._watching):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
 
     async def _say(self, status: Any) -> None:
         for name in self._names:
@@ -110,34 +152,72 @@ async def until_signal() -> None:
     _log.info("stopping")
 
 
-def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> None:
+def main(
+    name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]], checks: Sequence[configured.Check[S]] = ()
+) -> None:
     """Runs a service: reads its settings, or says what is wrong with them, and runs it to its end.
 
-    `kind` is the service's settings class, which extends `settings.Mesh`.
+    `kind` is the service's settings class, which extends `settings.Mesh`. `checks` look, for `--check`, into the files
+    that settings name; what they find, `run` says too: both raise SettingsError.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m services.{name}",
-        description=f"The {name} service of a handmesh.",
-        epilog="Settings, from the environment:\n" + settings.describe(kind),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--check", action="store_true", help="import everything, show the settings' names, and exit")
+    parser = configured.arguments(name, f"services.{name}", kind, f"The {name} service of a handmesh.")
     if parser.parse_args().check:
-        sys.stdout.write(f"{name}: ok\n{settings.describe(kind)}\n")
+        configured.check(name, kind, checks)
         return
-    try:
-        values = settings.read(kind)
-    except settings.SettingsError as problems:
-        sys.exit(f"{name}: {str(problems).replace(chr(10), chr(10) + name + ': ')}")
+    values = configured.read(name, kind)
     logs.set_up(getattr(values, "log_level", "info"))
+    configured.warn_of_unread(kind)
     if isinstance(values, settings.Mesh) and values.failpoints is not None:
         _arm(name, values, values.failpoints)
+    if isinstance(values, settings.Mesh):
+        _trace(name, values)
+        if values.metrics_listen is not None:
+            _count(name)
+    try:
+        _loop()(run(values))
+    except settings.SettingsError as problems:
+        sys.exit(configured.said(name, problems))
+    finally:
+        if (recorder := tracing.recorder()) is not None:
+            recorder.stop(FLUSH_SECONDS)
+
+
+def _loop() -> Callable[[Coroutine[Any, Any, None]], None]:
     try:
         import uvloop
     except ImportError:  # not on every platform; asyncio's own loop serves as well
-        asyncio.run(run(values))
-    else:
-        uvloop.run(run(values))
+        return asyncio.run
+    return uvloop.run
+
+
+def _trace(name: str, mesh: settings.Mesh) -> None:
+    """Begins to record traces, if anybody wants them. What that takes is loaded for nobody else."""
+    if mesh.otlp_endpoint is None and mesh.trace_file is None:
+        return
+    try:
+        from services.kit import tracing_export as export
+    except ImportError:
+        sys.exit(
+            f"{name}: traces are to be recorded, and what that takes is missing: pip install 'handmesh[telemetry]'"
+        )
+    exporters: list[Any] = [export.Otlp(mesh.otlp_endpoint)] if mesh.otlp_endpoint is not None else []
+    if mesh.trace_file is not None:
+        try:
+            exporters.append(export.JsonLines(mesh.trace_file))
+        except OSError as problem:
+            sys.exit(f"{name}: HANDMESH_TRACE_FILE is {str(mesh.trace_file)!r}: {problem.strerror}")
+    tracing.start(export.SdkRecorder(f"handmesh.{name}", exporters, mesh.trace_ratio))
+
+
+def _count(name: str) -> None:
+    """Counts from now on. Whoever asks for metrics and has not what makes them is told, and not served without."""
+    try:
+        metrics.turn_on(name)
+    except ImportError as missing:
+        sys.exit(
+            f"{name}: HANDMESH_METRICS_LISTEN is set, and the Python package {missing.name} is not there. "
+            "Install the extra `telemetry` (pip install 'handmesh[telemetry]'), or unset it."
+        )
 
 
 def _arm(name: str, mesh: settings.Mesh, folder: Path) -> None:

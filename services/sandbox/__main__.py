@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,13 @@ import grpc
 
 from handmesh.sandbox.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
-from services.kit import channels
+from services.kit import asked, channels
 from services.kit.grants import Grants
+from services.kit.identity import Peers
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
-from services.sandbox import backends, environments
+from services.kit.settings import SettingsError
+from services.sandbox import backends, counting, environments
 from services.sandbox.dialled_server import Workers
 from services.sandbox.doorman import Doorman
 from services.sandbox.hand import HandSettings
@@ -49,13 +50,17 @@ DESCRIPTORS = 1 << 16
 _log = Log("services.sandbox")
 
 
+def _environments(settings: Settings) -> environments.Environments:
+    try:
+        return environments.load(settings.environments_file, backends.keys())
+    except environments.EnvironmentsError as problems:
+        raise SettingsError(f"HANDMESH_ENVIRONMENTS_FILE: {problems}") from None
+
+
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM. The sandboxes that are somebody's stay, for the service that comes after."""
     _raise_descriptors()
-    try:
-        known = environments.load(settings.environments_file, backends.keys())
-    except environments.EnvironmentsError as problems:
-        sys.exit(f"sandbox: {problems}")
+    known = _environments(settings)
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     hands = backends.Backends(
         HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host, settings.bounds())
@@ -64,7 +69,10 @@ async def run(settings: Settings) -> None:
     if settings.default_pool is not None:
         known = environments.with_default_pool(known, settings.default_pool)
     pools = Pools(hands, known)
-    channel = channels.connect(settings.session_address, settings.tls_dir) if settings.session_address else None
+    channel = None
+    if settings.session_address:
+        channel = channels.connect(settings.session_address, settings.tls_dir, pinned=settings.pinned)
+    counting.allow_environments({name: recipe.pool for name, recipe in known.recipes.items()}, pools.free)
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
     passes = Passes()
@@ -78,7 +86,7 @@ async def run(settings: Settings) -> None:
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
     owners = Owners(OwnerRecords(hands, SessionLogs(channel) if channel is not None else None), resources, doorman)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds, owners)
-    server = Server(settings)
+    server = Server(settings, asked.callers(SessionServiceStub(channel)) if channel is not None else None)
     workers = Workers(hands, known, tokens)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, workers, owners), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
@@ -123,8 +131,8 @@ def _raise_descriptors() -> None:
 def _vault(settings: Settings) -> tuple[grpc.aio.Channel | None, VaultProxyClient | None]:
     if settings.vault_proxy_address is None:
         return None, None
-    channel = channels.connect(settings.vault_proxy_address, settings.tls_dir)
-    return channel, VaultProxyClient(channel, settings.tls_dir)
+    channel = channels.connect(settings.vault_proxy_address, settings.tls_dir, pinned=settings.pinned)
+    return channel, VaultProxyClient(channel, settings.tls_dir, Peers.of_file(settings.identities_file))
 
 
 async def _tidy(sandboxes: Sandboxes) -> None:
@@ -137,4 +145,4 @@ async def _tidy(sandboxes: Sandboxes) -> None:
 
 
 if __name__ == "__main__":
-    main("sandbox", Settings, run)
+    main("sandbox", Settings, run, (_environments,))

@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from services.kit import failpoints
+from services.kit import failpoints, tracing
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
-from services.sandbox import core, owners_core
+from services.sandbox import core, counting, owners_core
 from services.sandbox.backends import Backends
 from services.sandbox.doorman import Doorman
 from services.sandbox.environments import Environments
@@ -130,26 +130,39 @@ class Sandboxes:
         backend = self._backends.hand(recipe.backend)
         labels = _labels(wanted, recipe, tenant)
         _check_able(backend, load)
-        preparing = None
+        preparing, began = None, time.monotonic()
         if load.repositories:
             door = self._doorman.speaks_for(wanted.session_id)
             preparing = asyncio.create_task(self._planting.prepare(load.repositories, door))
         try:
-            info = await self._pools.claim(recipe, labels, load.contents)
-            if info is None:
-                info = await backend.provision(recipe, labels, load.contents)
+            info, how = await self._made(backend, recipe, labels, load)
             self._backends.remember(backend, info)
             with self._resources.at_work(info.labels.sandbox_id):
                 await self._provide(backend, info, load)
                 if preparing is not None:
                     await self._plant(backend, info, load.repositories, preparing)
                 await self._mount(backend, info, load)
+        except ServiceError:
+            counting.PROVISION_FAILURES.add(recipe.name)
+            raise
         finally:
             if preparing is not None:
                 preparing.cancel()
                 await asyncio.gather(preparing, return_exceptions=True)
+        counting.PROVISIONED.add(recipe.name, how)
+        counting.PROVISION_SECONDS.observe(time.monotonic() - began, how)
         failpoints.hit("sandbox.sandbox_made")
         return info
+
+    async def _made(self, backend: Hand, recipe: Recipe, labels: Labels, load: Load) -> tuple[SandboxInfo, str]:
+        """Takes a sandbox out of the pool, or makes one. Says which: `pool` or `cold`."""
+        about = {"handmesh.backend": recipe.backend, "handmesh.environment": tracing.word(recipe.name)}
+        with tracing.span("provision sandbox", about) as span:
+            how, info = "pool", await self._pools.claim(recipe, labels, load.contents)
+            if info is None:
+                how, info = "cold", await backend.provision(recipe, labels, load.contents)
+            span.set({"handmesh.sandbox.id": info.labels.sandbox_id, "handmesh.made": how})
+        return info, how
 
     def _recipe(self, environment: str, owner: str) -> Recipe:
         """Returns a recipe of the operator's, or of a hand that has dialled out for that tenant."""
@@ -186,10 +199,11 @@ class Sandboxes:
         sandbox_id, gate = info.labels.sandbox_id, self._doorman.gate(info)
         new = sandbox_id not in self._planting.planted()  # then nobody was told of it yet
         try:
-            await asyncio.wait([preparing])
-            if new and gate is None:
-                preparing.result()
-            await self._planting.plant(hand, sandbox_id, repositories, gate)
+            with tracing.span("plant repositories", {"handmesh.sandbox.id": sandbox_id}):
+                await asyncio.wait([preparing])
+                if new and gate is None:
+                    preparing.result()
+                await self._planting.plant(hand, sandbox_id, repositories, gate)
         except BaseException:
             if new:
                 await asyncio.shield(self.release(sandbox_id))
@@ -203,6 +217,7 @@ class Sandboxes:
         hand, info = await self._backends.find(call.sandbox_id)
         labels = info.labels
         owners_core.check_right(labels, right)
+        tracing.about(right.session_id or labels.session_id)
         self._epochs.admit(right.session_id or labels.session_id, call.epoch)
         if call.attach_only and not call.execution_id:
             raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
@@ -230,14 +245,20 @@ class Sandboxes:
             self._backends.forget(call.sandbox_id)
             raise
         seconds, outcome = round(time.monotonic() - began, 6), result.outcome.name
+        counting.EXECUTIONS.add(call.name, outcome.lower())
+        counting.EXECUTION_SECONDS.observe(seconds, call.name)
         about = {"sandbox_id": call.sandbox_id, "execution_id": id, "tool": call.name}
         _log.info("tool finished", **about, outcome=outcome, seconds=seconds)
         return result
 
     async def _run(self, hand: Hand, labels: Labels, order: Order) -> Result:
         """Runs an order for the owner that the labels name."""
+        about = {"handmesh.sandbox.id": labels.sandbox_id, "handmesh.execution.id": tracing.word(order.execution_id)}
         try:
-            return await hand.run(labels.sandbox_id, replace(order, generation=labels.generation))
+            with tracing.span(f"run {tracing.word(order.name)}", about) as span:
+                result = await hand.run(labels.sandbox_id, replace(order, generation=labels.generation))
+                span.set({"handmesh.outcome": result.outcome.name})
+                return result
         except Conflict as conflict:
             if conflict.reason != "GENERATION_CONFLICT":
                 raise
@@ -397,14 +418,17 @@ class Sandboxes:
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
-        planted, living = self._planting.planted(), set[str]()
+        planted, living, environments = self._planting.planted(), set[str](), list[str]()
         for hand in self._backends.with_state():
             try:
                 await hand.tidy()
-                living |= {info.labels.sandbox_id for info in await hand.list()}
+                found = [info.labels for info in await hand.list()]
+                living |= {labels.sandbox_id for labels in found}
+                environments += [labels.environment for labels in found if not labels.pool]
             except ServiceError as error:
                 _log.warning("not tidied", reason=error.reason, message=error.message)
                 living |= planted  # it cannot be told which of them are gone
+        counting.living(environments)
         await self._backends.prune()
         await self._planting.tidy(planted - living)
         await self._doorman.tidy(living)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, address, existing, flag, path, setting, url, whole
+from services.kit.settings import REQUIRED, Mesh, addresses, existing, flag, path, setting, url, whole
 from services.sandbox.doorman import MOST_CONNECTIONS
 from services.sandbox.hand import Bounds
 from services.sandbox.seeds import SeedSettings
@@ -27,15 +27,17 @@ class Settings(Mesh):
     )
     session_address: str | None = setting(
         "HANDMESH_SESSION_ADDRESS",
-        address,
+        addresses,
         None,
-        "Where the session service's mesh port is. Without it the sandboxes of ended sessions are kept.",
+        "Where the session service's mesh port is, or its replicas' are, with commas. "
+        "Without it the sandboxes of ended sessions are kept.",
     )
     vault_proxy_address: str | None = setting(
         "HANDMESH_VAULT_PROXY_ADDRESS",
-        address,
+        addresses,
         None,
-        "Where the vault proxy's mesh port is. Without it sandboxes have no doors: no network policy, no private git.",
+        "Where the vault proxy's mesh port is, or its replicas' are. "
+        "Without it sandboxes have no doors: no network policy, no private git.",
     )
     door_connections: int = setting(
         "HANDMESH_DOOR_CONNECTIONS",

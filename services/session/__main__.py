@@ -12,15 +12,21 @@ from typing import Any
 
 from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
+from services.kit.callers import Callers
+from services.kit.key_file import KeyFile
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
-from services.session import retention
+from services.kit.settings import SettingsError
+from services.kit.watched import UnreadableError
+from services.session import counting, retention
 from services.session.admission import MAX_SESSION_BYTES
+from services.session.api_keys import ApiKeys
 from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.children import Children
 from services.session.claims import Claims
+from services.session.credentials import Credentials, Tokens
 from services.session.families import Families
 from services.session.grants import Grants, Vouch
 from services.session.hand_tokens import HandTokens
@@ -63,6 +69,8 @@ def parts(
     limits: Limits = DEFAULT_LIMITS,
     memory_bytes: int = MEMORY_BYTES,
     vouch: Vouch | None = None,
+    key_file: KeyFile | None = None,
+    tokens: Tokens | None = None,
 ) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
@@ -107,16 +115,13 @@ def parts(
         Vouchers(store.registry, now, vouch),
         audit,
         HandTokens(store.registry, grants, now),
+        Credentials(ApiKeys(store.registry, grants, now), key_file or KeyFile(None), tokens, grants),
     )
 
 
 async def run(settings: Settings) -> None:
     """Serves until SIGTERM, or until the store is gone for good: then the process ends with an error."""
-    try:
-        rules = retention.read(settings.retention_file) if settings.retention_file else []
-    except retention.RetentionError as problem:
-        sys.exit(f"session: HANDMESH_RETENTION_FILE: {problem}")
-    vouch = _vouching(settings)
+    rules, vouch = _rules(settings), _vouching(settings)
     logs = importlib.import_module(f"services.session.logs.{settings.log}")
     try:
         async with logs.make(settings) as store:
@@ -127,6 +132,13 @@ async def run(settings: Settings) -> None:
         sys.exit(f"session: {why}")
 
 
+def _rules(settings: Settings) -> list[Rule]:
+    try:
+        return retention.read(settings.retention_file) if settings.retention_file else []
+    except retention.RetentionError as problem:
+        raise SettingsError(f"HANDMESH_RETENTION_FILE: {problem}") from None
+
+
 def _vouching(settings: Settings) -> Vouch | None:
     if settings.vault_issuer_key_file is None:
         return None
@@ -135,14 +147,43 @@ def _vouching(settings: Settings) -> Vouch | None:
     try:
         return Voucher.of_file(settings.vault_issuer_key_file, time.time_ns).sign
     except KeyRefused as problem:
-        sys.exit(f"session: HANDMESH_VAULT_ISSUER_KEY_FILE {problem}")
+        raise SettingsError(f"HANDMESH_VAULT_ISSUER_KEY_FILE {problem}") from None
+
+
+def _key_file(settings: Settings) -> KeyFile:
+    try:
+        return KeyFile(settings.api_keys_file)
+    except (OSError, UnreadableError) as problem:
+        raise SettingsError(f"HANDMESH_API_KEYS_FILE: {problem}") from None
+
+
+def _tokens(settings: Settings) -> Tokens | None:
+    if settings.oidc_file is None:
+        return None
+    from services.session import tokens  # it loads a library that others do not need
+
+    try:
+        return tokens.Tokens(settings.oidc_file)
+    except (OSError, UnreadableError) as problem:
+        raise SettingsError(f"HANDMESH_OIDC_FILE: {problem}") from None
 
 
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vouch: Vouch | None = None) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
-    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch)
-    server = Server(settings)
+    whole = parts(
+        store,
+        settings.session_bytes,
+        rules,
+        limits,
+        settings.memory_quota_bytes,
+        vouch,
+        _key_file(settings),
+        _tokens(settings),
+    )
+    whole.claims.count()
+    counting.WATCHERS.watch(lambda: whole.watcher.watches)
+    server = Server(settings, Callers(whole.credentials))
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     keeping = asyncio.create_task(whole.run())
@@ -179,4 +220,4 @@ def _settle() -> None:
 
 
 if __name__ == "__main__":
-    main("session", Settings, run)
+    main("session", Settings, run, (_rules, _vouching, _key_file, _tokens))

@@ -22,9 +22,11 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
+from handmesh.session.v1.event_pb2 import TakeoverCause
 from services.kit import failpoints
 from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
+from services.session import counting
 from services.session.bounded import Bounded
 from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.holders import Holders, Word
@@ -62,9 +64,11 @@ class Claims:
         self._newest = Newest()
         self._taken_away: Bounded[Stream] = Bounded()  # claims whose harness did nothing
         self._idle: Bounded[int] = Bounded()  # sessions for which a harness did nothing, how often
+        self._causes: Bounded[TakeoverCause.ValueType] = Bounded()  # why each session's last claim ended
         self._streams: set[Stream] = set()
         self._handed_over = asyncio.Event()
         self._draining = False
+        self._releasing: set[asyncio.Task[bool]] = set()  # that others were asked for
 
     def drain(self) -> None:
         """Ends all streams: this process ends. What was claimed stays so for a moment, for harnesses that come back."""
@@ -72,10 +76,10 @@ class Claims:
         for stream in self._streams:
             stream.end(Unavailable("DRAINING", "this process is going away; ask another"))
 
-    async def finish(self) -> None:
-        """Waits until harnesses have taken what they work on to other replicas, at most `HAND_OVER_SECONDS`."""
+    async def finish(self, within: float = HAND_OVER_SECONDS) -> None:
+        """Waits until harnesses have taken what they work on to other replicas, at most so many seconds."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HAND_OVER_SECONDS):
+            async with asyncio.timeout(within):
                 while self._left:
                     self._handed_over.clear()
                     await self._handed_over.wait()
@@ -91,9 +95,24 @@ class Claims:
             for stop in stops:
                 await stop()
 
+    def count(self) -> None:
+        """Lets it be counted how many harnesses and claims there are here."""
+        counting.CLAIMS.watch(lambda: len(self._claims))
+        counting.HARNESSES.watch(lambda: sum(1 for stream in self._streams if stream.harnesses))
+
+    async def waiting(self) -> dict[str, int]:
+        """Counts the sessions that wait for a harness, by harness type. A type that none waits for is left out."""
+        return await self._queue.waiting()
+
     async def served(self) -> dict[str, Room]:
         """Returns which harness types are served, at whatever replica, and how much room there is."""
         return await self._served.everywhere()
+
+    def cause(self, session_id: str) -> TakeoverCause.ValueType:
+        """Says why the harness that had a session last has it no more, as far as this process knows."""
+        if session_id in self._causes:
+            return self._causes[session_id]
+        return TakeoverCause.TAKEOVER_CAUSE_UNSPECIFIED
 
     def _serving(self) -> dict[str, Room]:
         found: dict[str, Room] = {}
@@ -121,7 +140,7 @@ class Claims:
         if not needs_harness(state) or state.last_step > claim.head:
             return
         _journal.warning("harness is idle", session_id=claim.session_id, instance=claim.stream.instance)
-        self._unbind(claim)
+        self._unbind(claim, TakeoverCause.TAKEOVER_CAUSE_IDLE)
         claim.stream.idle(claim)
         self._ended[claim.claim_id] = None
         self._taken_away[claim.claim_id] = claim.stream
@@ -161,6 +180,7 @@ class Claims:
         """
         check(capacity, harnesses)
         stream = Stream(capacity, instance, harnesses if capacity else ())
+        counting.allow_types(stream.harnesses)
         self._streams.add(stream)
         pulls: list[asyncio.Task[None]] = []
         try:
@@ -176,15 +196,21 @@ class Claims:
             await self._close(stream)
 
     async def release(self, claim_id: str, wake_time: int | None, refused: bool, session_id: str = "") -> bool:
-        """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone."""
+        """Ends a claim, also a dead process's on `session_id`; says whether that is offered again. Raises Gone.
+
+        Another replica's claim is ended there, a moment later.
+        """
         if claim_id in self._ended:
             if (stream := self._taken_away.pop(claim_id, None)) is not None:
                 stream.forgive(claim_id)
             return False
-        claim = self._claims.get(claim_id) or await self._inherited(session_id)
+        claim = self._claims.get(claim_id)
+        if claim is None and session_id and await self._holders.done(session_id, claim_id, wake_time, refused):
+            return False
+        claim = claim or await self._inherited(session_id)
         if claim is None:
             raise Gone("CLAIM_UNKNOWN", "the claim is not this server's, or not any more")
-        self._unbind(claim)
+        self._unbind(claim, TakeoverCause.TAKEOVER_CAUSE_RETURNED)
         self._ended[claim_id] = None
         state = await self._state(claim.session_id)
         if state is None:
@@ -249,8 +275,10 @@ class Claims:
             await item.back()
         else:
             events = self._newest.take(session_id, state.head)
-            due = self._now() + int(TAKE_UP_SECONDS * 1e9)
+            now = self._now()
+            due = now + int(TAKE_UP_SECONDS * 1e9)
             self._register(Claim(session_id, harness, state.head, item, stream, events, due))
+            counting.claimed(state, now)
 
     async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
         """Says whether its harness went to another replica, which then has the item."""
@@ -284,6 +312,8 @@ class Claims:
     def _answer(self, word: Word) -> str | None:
         """Answers another replica (see `Holders`)."""
         claim = self._by_session.get(word.session_id)
+        if word.kind == "done":
+            return self._done(word)
         if word.kind == "who":
             if claim is not None and word.handle:
                 claim.item = self._queue.adopt(word.session_id, word.handle)
@@ -294,11 +324,28 @@ class Claims:
                     return word.instance
         return None if claim is None else claim.stream.instance
 
+    def _done(self, word: Word) -> str | None:
+        """Ends a claim of this replica's that was given back to another one."""
+        claim = self._claims.get(word.claim_id)
+        if claim is None and word.claim_id not in self._ended:
+            return None
+        task = asyncio.create_task(self.release(word.claim_id, word.wake_time, word.refused))
+        self._releasing.add(task)
+        task.add_done_callback(self._released)
+        return claim.stream.instance if claim is not None else ""
+
+    def _released(self, task: asyncio.Task[bool]) -> None:
+        self._releasing.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            _journal.warning("claim of another replica not released", failure=type(problem).__name__)
+
     def _register(self, claim: Claim) -> None:
         self._claims[claim.claim_id] = self._by_session[claim.session_id] = claim
         claim.stream.take(claim)
 
-    def _unbind(self, claim: Claim) -> None:
+    def _unbind(self, claim: Claim, cause: TakeoverCause.ValueType | None = None) -> None:
+        if cause is not None:
+            self._causes[claim.session_id] = cause
         if self._claims.pop(claim.claim_id, None) is not None:
             del self._by_session[claim.session_id]
         self._left.pop(claim.session_id, None)
@@ -311,7 +358,7 @@ class Claims:
         self._streams.discard(stream)
         stream.closed = True
         for claim in tuple(stream.claims):
-            self._unbind(claim)
+            self._unbind(claim, None if self._draining else TakeoverCause.TAKEOVER_CAUSE_LOST)
             if self._draining:
                 self._left[claim.session_id] = claim
             else:

@@ -4,6 +4,7 @@
     it is mine      a harness has come to another replica: whoever has its claim lets go of it; whoever has another
                     harness's says so
     it is free      whoever takes the item need not ask
+    it is done      a harness gave a claim back to another replica: whoever has that claim ends it
 
 Nobody waits longer than `ANSWER_SECONDS`: a replica that is stopped or cut off has nothing.
 """
@@ -27,11 +28,14 @@ ANSWER_SECONDS = 0.1
 class Word:
     """What a replica says. `handle` names the queue's item; `instance` the harness whose claim it is."""
 
-    kind: str  # `who`, `mine`, `free` or `answer`
+    kind: str  # `who`, `mine`, `free`, `done` or `answer`
     session_id: str
     replica: str = ""  # who says it
     handle: str = ""
     instance: str = ""
+    claim_id: str = ""
+    wake_time: int | None = None
+    refused: bool = False
 
 
 class Holders:
@@ -66,6 +70,11 @@ class Holders:
         """Says that a harness is here now. Returns the harness whose claim another replica had: this one, which then is
         no more, or one that has the session meanwhile."""
         return await self._ask(Word("mine", session_id, self._me, instance=instance))
+
+    async def done(self, session_id: str, claim_id: str, wake_time: int | None, refused: bool) -> bool:
+        """Says that a harness has given a claim back. Tells whether a replica had it, which then ends it."""
+        word = Word("done", session_id, self._me, claim_id=claim_id, wake_time=wake_time, refused=refused)
+        return await self._ask(word) is not None
 
     async def free(self, session_id: str) -> None:
         """Says that nobody has the session any more."""

@@ -12,9 +12,10 @@ import asyncio
 import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from handmesh.session.v1.session_pb2 import Session
+from handmesh.session.v1.config_pb2 import SessionConfig
+from handmesh.session.v1.session_pb2 import Session, SessionStatus
 from services.kit import ids
 from services.kit.errors import Gone, Invalid
 from services.session import codec
@@ -43,6 +44,7 @@ class Filter:
     harness: str = ""
     created_after: int = 0
     created_before: int = 0
+    updated_before: int = 0
     archived: bool = False  # whether those are wanted, too
 
     def fits(self, row: Row) -> bool:
@@ -56,6 +58,7 @@ class Filter:
             and all(row.labels.get(key) == value for key, value in self.labels.items())
             and row.created >= self.created_after - SLACK
             and (not self.created_before or row.created < self.created_before + SLACK)
+            and (not self.updated_before or row.updated < self.updated_before)  # a row is no newer than its log
         )
 
     def fits_state(self, state: WriteState) -> bool:
@@ -65,6 +68,7 @@ class Filter:
             and (not self.statuses or int(status(state)) in self.statuses)
             and state.create_time >= self.created_after
             and (not self.created_before or state.create_time < self.created_before)
+            and (not self.updated_before or state.update_time < self.updated_before)
         )
 
 
@@ -75,6 +79,26 @@ class Child:
     session_id: str
     prefix: str
     row: Row
+
+
+def summary_of(tenant: str, session_id: str, row: Row) -> Session:
+    """Makes what a row tells of a session."""
+    return Session(
+        session_id=session_id,
+        config=SessionConfig(tenant=tenant, harness=row.harness, labels=row.labels, parent_session_id=row.parent),
+        status=SessionStatus.ValueType(row.status),
+        create_time=codec.timestamp(row.created),
+        update_time=codec.timestamp(row.updated),
+        last_position=row.position,
+        archived=row.archived,
+    )
+
+
+def _check(page_size: int, page_token: str) -> None:
+    if page_size < 0:
+        raise Invalid("ARGUMENT_INVALID", f"page_size is negative: {page_size}", field="page_size")
+    if page_token and not ids.MINTED.fullmatch(page_token):
+        raise Invalid("ARGUMENT_INVALID", "page_token is not one of ours", field="page_token")
 
 
 class Listing:
@@ -98,10 +122,7 @@ class Listing:
 
     async def page(self, tenant: str, which: Filter, page_size: int, page_token: str) -> tuple[list[Session], str]:
         """Returns a page of sessions, newest first, and where the next one starts; empty when there is none."""
-        if page_size < 0:
-            raise Invalid("ARGUMENT_INVALID", f"page_size is negative: {page_size}", field="page_size")
-        if page_token and not ids.MINTED.fullmatch(page_token):
-            raise Invalid("ARGUMENT_INVALID", "page_token is not one of ours", field="page_token")
+        _check(page_size, page_token)
         await self.sync()
         cut = Cut(min(page_size or DEFAULT_PAGE, MAX_PAGE), PAGE_BYTES)
         rows, order = self._rows[prefix_of(tenant)], tuple(self._order[prefix_of(tenant)])
@@ -122,6 +143,35 @@ class Listing:
                 token = session.session_id
             token = order[left]
         return found, token if left > 0 else ""
+
+    async def summary(self, tenant: str, which: Filter, page_size: int, page_token: str) -> tuple[list[Session], str]:
+        """Returns a page as `page` does, of what is remembered: no log is read (see `ListSessionsRequest.summary`)."""
+        _check(page_size, page_token)
+        await self.sync()
+        rows, order = self._rows[prefix_of(tenant)], self._order[prefix_of(tenant)]
+        cut = Cut(min(page_size or DEFAULT_PAGE, MAX_PAGE), PAGE_BYTES)
+        left = bisect.bisect_left(order, page_token) if page_token else len(order)
+        least = max(0, left - MAX_SCAN)
+        found: list[Session] = []
+        while left > least and not cut.full:
+            session_id = order[left - 1]
+            session = self._summary(tenant, session_id, rows[session_id], which)
+            if session is not None:
+                if not cut.takes(session.ByteSize()):
+                    break
+                found.append(session)
+            left -= 1
+        return found, order[left] if left > 0 else ""
+
+    def _summary(self, tenant: str, session_id: str, row: Row, which: Filter) -> Session | None:
+        """Makes a session of its row and, where this process has written to it lately, of what its log says."""
+        state = self._writer.remembered(session_id)
+        if state is None or state.head < row.position:
+            return summary_of(tenant, session_id, row) if which.fits(row) else None
+        row = replace(row, status=int(status(state)), archived=state.archived)
+        if not which.fits(row) or not which.fits_state(state):
+            return None
+        return codec.session(session_id, state, summary_of(tenant, session_id, row).config)
 
     def rows(self) -> Iterator[tuple[str, str, Row]]:
         """Yields tenant's prefix, id and row of all sessions there are, as of the last sync."""

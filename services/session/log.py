@@ -176,6 +176,10 @@ class WorkQueue(Protocol):
         None when the session is not in the queue, or waits there to be taken.
         """
 
+    async def waiting(self) -> dict[str, int]:
+        """Counts the sessions that wait to be taken, by harness type: those of which there are any. What is taken or
+        given back at this moment may be counted or not."""
+
 
 class Wire(Protocol):
     """Tells every replica, this one included. What is sent may be lost; it is never stored."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from handmesh.session.v1.session_pb2 import PublishPreviewsRequest, PublishPreviewsResponse
+from services.kit import metrics
 from services.kit.errors import Conflict, Invalid
+from services.session import counting
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
 MAX_BYTES = 64 * 1024  # of one message
+_ANSWERING = ("text", "thinking", "tool_input")
 CHECK_SECONDS = 1.0  # between two looks at whose the session is
 
 
@@ -43,10 +47,19 @@ class Previews:
             if request.ByteSize() > MAX_BYTES:
                 dropped += len(request.previews)
             else:
+                if metrics.is_on():
+                    self._count(session_id, request)
                 request.epoch = epoch  # read from the first message only
                 await self._watcher.show(session_id, request)
         watched = asked and await self._watcher.shown(session_id)
         return PublishPreviewsResponse(dropped=dropped, watched=watched)
+
+    def _count(self, session_id: str, request: PublishPreviewsRequest) -> None:
+        """Counts how long a message waited for the first piece of its answer."""
+        if any(piece.WhichOneof("delta") in _ANSWERING for piece in request.previews):
+            state = self._writer.remembered(session_id)
+            if state is not None:
+                counting.first_byte(session_id, state, time.time_ns())
 
     async def _check(self, session_id: str, epoch: int) -> None:
         owner = (await self._writer.current(session_id)).epoch

@@ -107,6 +107,9 @@ class Sessions:
             raise Invalid("ARGUMENT_INVALID", "expected_position is negative", field="expected_position")
         if len(events) > MAX_BATCH_EVENTS:
             raise Invalid("ARGUMENT_INVALID", f"a batch has at most {MAX_BATCH_EVENTS} events", field="events")
+        for event in events:
+            if event.HasField("harness_woke"):
+                event.harness_woke.cause = self._claims.cause(session_id)
         facts = [codec.fact_of(event, caller.kind) for event in events]
         if caller.kind == VAULT_PROXY:
             check_emitters(facts)

@@ -26,8 +26,15 @@ async def run(settings: Settings) -> None:
         await serving.until_signal()
 
 
+def _authority(settings: Settings) -> None:
+    if settings.door_ca_cert_file and settings.door_ca_key_file:
+        from services.vault_proxy.doors.authority import Authority  # it loads a library that others do not need
+
+        Authority(settings.door_ca_cert_file, settings.door_ca_key_file)
+
+
 if __name__ == "__main__":
     if "--check" in sys.argv:
         for module in ON_FIRST_USE:
             importlib.import_module(module)
-    serving.main("vault_proxy", Settings, run)
+    serving.main("vault_proxy", Settings, run, (_authority,))

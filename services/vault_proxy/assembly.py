@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import add_VaultProxyServiceServicer_to_server
-from services.kit import channels, serving
+from services.kit import asked, channels, serving
 from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
@@ -45,7 +45,7 @@ def account_flow(settings: Settings, store: CredentialStore, vaults: Vaults) -> 
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     """Serves as long as the context lasts. At its end calls may finish, and uses of credentials are told."""
-    channel = channels.connect(settings.session_address, settings.tls_dir)
+    channel = channels.connect(settings.session_address, settings.tls_dir, pinned=settings.pinned)
     session = SessionServiceStub(channel)
     store = stores.make(settings)
     credentials, audit = Credentials(store, now), Audit(session)
@@ -64,7 +64,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
     connecting = account_flow(settings, store, vaults)
     reach = settings.outbound_allow, settings.outbound_ca_file
     validation = Validation(session, store, vaults, wallet, connections, *reach)
-    executions = Executions(settings.call_seconds)
+    executions = Executions(settings.tool_seconds)
     replicas = Replicas(settings.replicas, settings.tls_dir)
     tools = Tools(connections, executions, audit, replicas, pins)
 
@@ -75,7 +75,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             doors.end_session(session_id)
 
     grants = Grants(session, revoked, vouched=True, resumed=doors.doubt)
-    server = serving.Server(settings)
+    server = serving.Server(settings, asked.callers(session))
     servicer = VaultProxy(grants, tools, vaults, doors.reception, connecting, validation)
     add_VaultProxyServiceServicer_to_server(servicer, server.grpc)
     async with asyncio.TaskGroup() as tasks:

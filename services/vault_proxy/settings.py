@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from services.kit.origin import Allowed, parse_allowed
@@ -39,7 +41,10 @@ class Settings(Mesh):
     """The service's settings."""
 
     session_address: str = setting(
-        "HANDMESH_SESSION_ADDRESS", address, REQUIRED, "Where the session service's mesh port is."
+        "HANDMESH_SESSION_ADDRESS",
+        addresses,
+        REQUIRED,
+        "Where the session service's mesh port is, or those of its replicas, with commas.",
     )
     store: str = setting(
         "HANDMESH_STORE", one_of("hashicorp", "memory"), "hashicorp", "Where credentials are: a folder of stores/."
@@ -73,7 +78,7 @@ class Settings(Mesh):
         None,
         "Where this mesh's OAuth client metadata document is. Without it clients are registered.",
     )
-    call_seconds: int = setting("HANDMESH_MCP_CALL_SECONDS", whole, 120, "How long one tool call may take.")
+    tool_seconds: int = setting("HANDMESH_MCP_CALL_SECONDS", whole, 120, "How long one tool call may take.")
     connect_seconds: int = setting(
         "HANDMESH_MCP_CONNECT_SECONDS",
         whole,
@@ -134,14 +139,22 @@ class Settings(Mesh):
         "HANDMESH_VAULT_PROXY_EGRESS_MIB", whole, 8_192, "Most MiB that go through such a connection, both ways."
     )
 
-    def __post_init__(self) -> None:
-        if (self.door_ca_cert_file is None) != (self.door_ca_key_file is None):
-            raise SettingsError(
+    @staticmethod
+    def contradictions(values: Mapping[str, Any]) -> list[str]:
+        """Says which settings do not go together; of those that are missing here nothing is known."""
+        problems = []
+        names = ("door_ca_cert_file", "door_ca_key_file")
+        if all(name in values for name in names) and len({values[name] is None for name in names}) == 2:
+            problems.append(
                 "HANDMESH_VAULT_PROXY_DOOR_CA_CERT_FILE and HANDMESH_VAULT_PROXY_DOOR_CA_KEY_FILE go together"
             )
-        if self.store == "hashicorp" and self.vault_approle_file is None:
-            raise SettingsError("HANDMESH_VAULT_APPROLE_FILE is not set, and HANDMESH_STORE is hashicorp")
-        if self.door_address is None and self.door_listen.rpartition(":")[0] in EVERYWHERE:
-            raise SettingsError(
-                f"HANDMESH_DOOR_ADDRESS is not set, and nobody can dial HANDMESH_DOOR_LISTEN, {self.door_listen}"
-            )
+        if values.get("store") == "hashicorp" and values.get("vault_approle_file", "") is None:
+            problems.append("HANDMESH_VAULT_APPROLE_FILE is not set, and HANDMESH_STORE is hashicorp")
+        listen = values.get("door_listen", "")
+        if values.get("door_address", "") is None and listen.rpartition(":")[0] in EVERYWHERE:
+            problems.append(f"HANDMESH_DOOR_ADDRESS is not set, and nobody can dial HANDMESH_DOOR_LISTEN, {listen}")
+        return problems
+
+    def __post_init__(self) -> None:
+        if problems := self.contradictions(vars(self)):
+            raise SettingsError.of(problems)

@@ -27,7 +27,14 @@ def peer() -> Iterator[Peer]:
 @pytest.fixture
 def data_directory(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The data directory of a mesh that runs: the peer's."""
-    for name in ("HANDMESH_ADDRESS", "HANDMESH_HARNESS_ADDRESS", "HANDMESH_API_KEY", "HANDMESH_CA_FILE"):
+    for name in (
+        "HANDMESH_ADDRESS",
+        "HANDMESH_HARNESS_ADDRESS",
+        "HANDMESH_SANDBOX_ADDRESS",
+        "HANDMESH_VAULT_PROXY_ADDRESS",
+        "HANDMESH_API_KEY",
+        "HANDMESH_CA_FILE",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HANDMESH_DATA_DIR", str(tmp_path))
     (tmp_path / "client").mkdir()

@@ -35,7 +35,15 @@ def test_every_exit_code_is_told() -> None:
 
 @pytest.mark.parametrize(
     "variable",
-    [settings.ADDRESS, settings.HARNESS_ADDRESS, settings.API_KEY, settings.CA_FILE, settings.DATA_DIRECTORY],
+    [
+        settings.ADDRESS,
+        settings.HARNESS_ADDRESS,
+        settings.SANDBOX_ADDRESS,
+        settings.VAULT_PROXY_ADDRESS,
+        settings.API_KEY,
+        settings.CA_FILE,
+        settings.DATA_DIRECTORY,
+    ],
 )
 def test_every_variable_is_told(variable: str) -> None:
     """What the client reads from its environment is no secret."""

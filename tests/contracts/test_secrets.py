@@ -8,9 +8,10 @@ from typing import Any
 from handmesh.harness.v1 import harness_pb2
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.session.v1 import memory_pb2, session_pb2
+from handmesh.status.v1 import status_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
 
-FILES = (session_pb2, memory_pb2, harness_pb2, sandbox_pb2, vault_proxy_pb2)
+FILES = (session_pb2, memory_pb2, harness_pb2, sandbox_pb2, status_pb2, vault_proxy_pb2)
 WORDS = ("token", "secret", "password", "authorization", "private_key", "api_key")
 # Token here is what a model counts, where a page goes on, or what a reader of a vault needs for one minute.
 INNOCENT = {"page_token", "next_page_token", "input_tokens", "output_tokens", "max_output_tokens", "max_tokens"}
@@ -18,8 +19,10 @@ INNOCENT |= {"authorization_url", "cache_creation_input_tokens", "cache_read_inp
 
 INNOCENT |= {"hand_token_id", "hand_tokens", "hand_token"}  # what is known of a token, without the token
 
-# Told once, when it is made, and of use for nothing but to connect as that one hand.
-TOLD_ONCE = {"handmesh.session.v1.CreateHandTokenResponse.token"}
+INNOCENT |= {"api_key_id", "api_keys", "api_key"}  # likewise
+
+# Told once, when they are made.
+TOLD_ONCE = {"handmesh.session.v1.CreateHandTokenResponse.token", "handmesh.session.v1.CreateApiKeyResponse.key"}
 
 # What shows that its bearer may: none of them is a credential, and each lapses within a minute.
 WORDS_OF_HONOUR = {"vault_jwt", "voucher"}

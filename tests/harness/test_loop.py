@@ -12,6 +12,7 @@ from handmesh.session.v1.config_pb2 import McpServer, SessionConfig, ToolPolicy,
 from handmesh.session.v1.event_pb2 import Event, HarnessWoke, InterruptRequested, ToolConfirmed, TurnEndReason
 from services.harness.loops.messages import make
 from services.harness.ports import ModelFailure, Ports
+from services.harness.runs import Run
 from services.kit.errors import Gone, Invalid, Refused, Unavailable
 from tests.support.harness_ports import (
     MemoryHands,
@@ -86,6 +87,23 @@ async def test_a_harness_that_dies_in_a_tool_is_replaced_and_the_tool_runs_once(
     assert log.kinds().count("tool_started") == log.kinds().count("tool_finished") == 1
     assert log.kinds().count("harness_woke") == 2
     assert outcomes(log) == ["OK"]
+
+
+async def test_calls_at_work_are_told_as_long_as_they_are() -> None:
+    """`ListRuns` names each tool that a run waits for, with its hand, and none that has ended."""
+    release = asyncio.Event()
+    log, hands, told = MemoryLog(), MemoryHands(lambda tool, input: release.wait()), Run("sess")
+    model = ScriptedModel(said(t1=LS, t2=LS), said("done"))
+    working = asyncio.create_task(make().run(log, ports(model, hands), "test", told))
+    while len(hands.executions) < 2:
+        await asyncio.sleep(0)
+    assert {(it.tool_use_id, it.tool, it.hand) for it in told.running} == {
+        ("t1", "bash", "main"),
+        ("t2", "bash", "main"),
+    }
+    release.set()
+    await working
+    assert told.running == ()
 
 
 async def test_an_interrupt_stops_the_model_at_once() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from handmesh.launcher.ports import SERVICES
+from handmesh.launcher.ports import SERVICES, Ports
 from handmesh.launcher.settings import Claude, MeshSettings, Scripted, service_environment
 
 DATA = Path("/data")
@@ -23,7 +23,6 @@ COMMON = {
     "LANG": "C.UTF-8",
     "PYTHONUNBUFFERED": "1",
     "HANDMESH_DATA_DIR": "/data",
-    "HANDMESH_API_KEYS_FILE": "/data/api_keys.json",
     "HANDMESH_LOG_LEVEL": "info",
 }
 
@@ -35,11 +34,12 @@ def settings(**changes: object) -> MeshSettings:
 
 
 def test_session_is_told_of_its_store_alone() -> None:
-    """The session service has the only NATS credentials."""
+    """The session service has the only NATS credentials, and the only file of clients' keys."""
     assert service_environment("session", settings()) == COMMON | {
         "HANDMESH_LISTEN": "127.0.0.1:7411",
         "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7401",
         "HANDMESH_TLS_DIR": "/data/tls/session",
+        "HANDMESH_API_KEYS_FILE": "/data/api_keys.json",
         "HANDMESH_NATS_URL": "nats://127.0.0.1:7420",
         "HANDMESH_NATS_CREDENTIALS_FILE": "/data/nats/session.json",
         "HANDMESH_NATS_MONITOR_URL": "http://127.0.0.1:7421",
@@ -92,6 +92,26 @@ def test_vault_proxy_is_told_of_the_vault_alone() -> None:
     }
 
 
+def test_replicas_have_ports_and_state_of_their_own_and_are_known_to_all() -> None:
+    """Whoever calls a service is told of all its replicas; a sandbox replica has its own folder and is told which it
+    is; a vault proxy logs in by itself, and knows the others."""
+    ports = Ports.of_replicas(7400, 2)
+    two = settings(ports=ports[0], others=ports[1:])
+    harness = [service_environment("harness", two, replica) for replica in (0, 1)]
+    assert [each["HANDMESH_LISTEN"] for each in harness] == ["127.0.0.1:7412", "127.0.0.1:7462"]
+    assert {each["HANDMESH_SESSION_ADDRESS"] for each in harness} == {"127.0.0.1:7411,127.0.0.1:7461"}
+    assert {each["HANDMESH_MODEL_KEY_FILE"] for each in harness} == {"/data/model/key"}
+    second = service_environment("sandbox", two, 1)
+    assert second["HANDMESH_STATE_DIR"] == "/data/sandbox-2"
+    assert second["HANDMESH_NODE"] == "127.0.0.1:7463"
+    assert second["HANDMESH_SANDBOX_PEERS"] == "127.0.0.1:7413,127.0.0.1:7463"
+    proxy = service_environment("vault_proxy", two, 1)
+    assert proxy["HANDMESH_VAULT_PROXY_REPLICAS"] == "127.0.0.1:7414"
+    assert proxy["HANDMESH_VAULT_APPROLE_FILE"] == "/data/openbao/approle-2.json"
+    assert service_environment("session", two, 1)["HANDMESH_NATS_URL"] == "nats://127.0.0.1:7420"
+    assert two.services[3:5] == ["vault_proxy", "session-2"] and len(two.listened_on) == 14 + 9
+
+
 @pytest.mark.parametrize("service", SERVICES)
 def test_no_secret_of_the_caller_reaches_a_service(service: str) -> None:
     """Neither the model's key nor anything else of the caller's environment is in a child's."""
@@ -125,3 +145,15 @@ def test_extra_variables_reach_the_named_service_only() -> None:
     given = settings(extra={"harness": {"HANDMESH_CAPACITY": "1"}})
     assert service_environment("harness", given)["HANDMESH_CAPACITY"] == "1"
     assert "HANDMESH_CAPACITY" not in service_environment("sandbox", given)
+
+
+def test_a_configuration_file_is_handed_on_and_says_what_the_launcher_was_not_asked_for() -> None:
+    """Its path becomes absolute; what the launcher has to say, addresses and paths, still counts before it."""
+    caller = CALLER | {"HANDMESH_CONFIG_FILE": "mesh.toml"}
+    plain, filed = (service_environment("harness", settings(caller_environment=who)) for who in (CALLER, caller))
+    gone = ("HANDMESH_CAPACITY", "HANDMESH_LOG_LEVEL")
+    assert filed == {name: value for name, value in plain.items() if name not in gone} | {
+        "HANDMESH_CONFIG_FILE": str(Path("mesh.toml").absolute())
+    }
+    asked = service_environment("harness", settings(caller_environment=caller, capacity=7, log_level="debug"))
+    assert [asked[name] for name in gone] == ["7", "debug"]

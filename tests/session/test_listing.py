@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,51 @@ async def test_what_a_session_does_can_be_asked_for_at_once(service: Service) ->
     await service.emit(session, turn_ended(2), epoch)
     assert await listed(service, labels=label, statuses=[RUNNING]) == []
     assert await listed(service, labels=label, statuses=[IDLE]) == [session]
+
+
+async def test_those_that_nothing_happened_to_can_be_asked_for(service: Service) -> None:
+    """By the time of the log's last event, whatever it was, exclusive: who is stuck is at work and says nothing."""
+    label = {"test": ids.mint("x")}
+    silent = await service.create(message(), config=SessionConfig(labels=label))
+    moment = (await service.log(silent))[-1].emit_time
+    later = Timestamp(seconds=moment.seconds + 3600)
+    assert await listed(service, labels=label, updated_before=later, statuses=[RUNNING]) == [silent]
+    assert await listed(service, labels=label, updated_before=moment) == []
+    await service.emit(silent, note())  # changes nothing in the index
+    said = (await service.log(silent))[-1].emit_time
+    between = Timestamp(seconds=moment.seconds, nanos=moment.nanos + 1)
+    assert moment.ToNanoseconds() < said.ToNanoseconds()
+    for summary in (False, True):
+        assert await listed(service, labels=label, updated_before=between, summary=summary) == []
+        assert await listed(service, labels=label, updated_before=later, summary=summary) == [silent]
+
+
+@pytest.mark.nats
+async def test_a_summary_reads_no_log(pair: tuple[Service, Service], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this replica wrote is told whole, of others' sessions what the index has; in pages, and by filters."""
+    one, two = pair
+    mine = await one.create(message(), config=SessionConfig(labels={"a": "b"}, title="T"))
+    theirs = await two.create(config=SessionConfig(labels={"a": "b"}))
+    epoch, _ = await one.wake(mine)
+
+    async def unwanted(*_: object) -> None:
+        raise AssertionError("a log was looked at")
+
+    for each in ("head", "read"):
+        monkeypatch.setattr(one.store.log, each, unwanted)
+    ask = pb.ListSessionsRequest(labels={"a": "b"}, summary=True)
+    found = (await one.client.ListSessions(ask)).sessions
+    assert [(it.session_id, it.status, it.epoch, it.config.labels["a"]) for it in found] == [
+        (theirs, IDLE, 0, "b"),
+        (mine, RUNNING, epoch, "b"),
+    ]
+    ask.statuses.append(RUNNING)
+    assert [it.session_id for it in (await one.client.ListSessions(ask)).sessions] == [mine]
+    first = await one.client.ListSessions(pb.ListSessionsRequest(summary=True, page_size=1))
+    second = await one.client.ListSessions(
+        pb.ListSessionsRequest(summary=True, page_size=1, page_token=first.next_page_token)
+    )
+    assert [it.session_id for it in (*first.sessions, *second.sessions)] == [theirs, mine]
 
 
 @pytest.mark.nats
@@ -129,11 +175,11 @@ async def test_pages_are_bounded_in_bytes(service: Service) -> None:
     assert [each.session_id for each in (*first.sessions, *rest.sessions)] == made[::-1]
 
 
-async def test_a_row_of_an_older_version_is_read(service: Service) -> None:
-    """What an entry does not say is as in an empty one, and comes when the session goes on."""
+async def test_a_row_of_another_version_is_read(service: Service) -> None:
+    """What an entry does not say is as in an empty one, and comes when the session goes on; what is new is left out."""
     session = await service.create()
     await service.parts.sessions.finish()
-    old = b'{"harness": "messages", "labels": {"a": "b"}, "created": 1}'
+    old = b'{"harness": "messages", "labels": {"a": "b"}, "created": 1, "of_a_newer_version": 7}'
     await service.store.registry.put(BUCKET, key_of("default", session), old)
     assert await row(service, session) == Row("messages", {"a": "b"}, 1)
     await service.emit(session, note())

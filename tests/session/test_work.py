@@ -366,6 +366,25 @@ async def test_replicas_share_the_work(run: Run, kind: str) -> None:
 
 
 @pytest.mark.nats
+async def test_a_claim_may_be_given_back_to_any_replica(run: Run, kind: str) -> None:
+    """The replica that has the claim ends it: its harness is offered what is said to the session later, as a new claim.
+    A claim that no replica has is an error all the same."""
+    async with run() as one, run() as two:
+        session = await make(one, kind, message())
+        async with harness(one, kind) as first:
+            offer = await first.offer()
+            await settle(one, session)
+            request = pb.ReleaseWorkRequest(claim_id=offer.claim_id, session_id=session)
+            await two.harness.ReleaseWork(request)
+            await first.nothing()
+            await two.emit(session, message("more"))
+            again = await first.offer()
+            assert (again.session_id, again.claim_id == offer.claim_id) == (session, False)
+            never = pb.ReleaseWorkRequest(claim_id=ids.mint("claim"), session_id=session)
+            assert (await refusal(two.harness.ReleaseWork(never))).reason == "CLAIM_UNKNOWN"
+
+
+@pytest.mark.nats
 async def test_a_message_at_another_replica_ends_a_rest(run: Run, kind: str) -> None:
     """A session that rests at one replica is woken by a message at another."""
     async with run() as one, run() as two:

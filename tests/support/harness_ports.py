@@ -11,6 +11,7 @@ from typing import Any
 from handmesh.session.v1.config_pb2 import HandSpec, SessionConfig
 from handmesh.session.v1.event_pb2 import Event, MessageReceived, TokenUsage
 from services.harness.adapters import memory
+from services.harness.condition import Condition
 from services.harness.core import BlobRef, Config, ToolResult, ToolSpec
 from services.harness.mesh.tool import Asked, MeshTools
 from services.harness.ports import Answer, ModelFailure, Ports, Sandbox, Standing, Toolbox
@@ -199,11 +200,15 @@ class Told:
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
+        self.condition = Condition(lambda: 0.0)
 
     def took_up(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
     def step(self, name: str) -> None:
+        pass
+
+    def calls(self, calls: Sequence[tuple[str, str, str]]) -> None:
         pass
 
     def linger(self) -> float:

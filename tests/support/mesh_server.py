@@ -26,6 +26,7 @@ class Served:
     client_address: str
     tls: Path
     key: str
+    metrics_address: str = ""
 
     def as_service(self, name: str) -> grpc.aio.Channel:
         """Opens a channel as a service of the mesh, with its certificate."""
@@ -79,6 +80,6 @@ async def served(
     await server.start(*names)
     address, client_address = server.addresses
     try:
-        yield Served(address, client_address or "", data / "tls", key_file.read_text().strip())
+        yield Served(address, client_address or "", data / "tls", key_file.read_text().strip(), server.metrics_address)
     finally:
         await server.stop(grace=0)

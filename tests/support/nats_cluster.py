@@ -14,7 +14,7 @@ from pathlib import Path
 import nats.errors
 
 from handmesh.launcher.files import find_program
-from handmesh.launcher.nats import NatsFiles, write_configuration
+from handmesh.launcher.nats import Listening, NatsFiles, write_configuration
 from handmesh.launcher.ports import free_ports
 from services.session.migrate import migrate
 from services.session.operator import OperatorSettings, StoreError, connected
@@ -113,7 +113,7 @@ def _configure(made: Cluster, node: int, others: Sequence[int]) -> None:
     if node:
         for name in ("session", "migrate", "janitor"):
             (files.directory / f"{name}.json").write_bytes((made.logins.directory / f"{name}.json").read_bytes())
-    write_configuration(files, made.ports[node], made.monitors[node])
+    write_configuration(files, Listening(made.ports[node], made.monitors[node]))
     routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in others)
     text = files.configuration.read_text().replace("server_name: handmesh", f"server_name: node{node}")
     text += f'cluster {{ name: mesh, listen: "127.0.0.1:{made.routes[node]}", routes: [{routes}], pool_size: -1 }}\n'

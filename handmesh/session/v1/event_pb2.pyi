@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as abc
 from google.protobuf import descriptor as descriptor
+from google.protobuf import duration_pb2 as duration_pb2
 from google.protobuf import message as message
 from google.protobuf import timestamp_pb2 as timestamp_pb2
 from google.protobuf.internal import containers as containers
@@ -21,6 +22,33 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: descriptor.FileDescriptor
+
+class _TakeoverCause:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TakeoverCauseEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_TakeoverCause.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    TAKEOVER_CAUSE_UNSPECIFIED: _TakeoverCause.ValueType  # 0
+    """Not known, or no harness had the session."""
+    TAKEOVER_CAUSE_RETURNED: _TakeoverCause.ValueType  # 1
+    """The other one gave it back: it was drained, or wanted it again later."""
+    TAKEOVER_CAUSE_LOST: _TakeoverCause.ValueType  # 2
+    """The other one's stream broke: it died, stood still, or could not be reached."""
+    TAKEOVER_CAUSE_IDLE: _TakeoverCause.ValueType  # 3
+    """The other one did not begin with it in time."""
+
+class TakeoverCause(_TakeoverCause, metaclass=_TakeoverCauseEnumTypeWrapper):
+    """Why a harness takes up a session that another one had."""
+
+TAKEOVER_CAUSE_UNSPECIFIED: TakeoverCause.ValueType  # 0
+"""Not known, or no harness had the session."""
+TAKEOVER_CAUSE_RETURNED: TakeoverCause.ValueType  # 1
+"""The other one gave it back: it was drained, or wanted it again later."""
+TAKEOVER_CAUSE_LOST: TakeoverCause.ValueType  # 2
+"""The other one's stream broke: it died, stood still, or could not be reached."""
+TAKEOVER_CAUSE_IDLE: TakeoverCause.ValueType  # 3
+"""The other one did not begin with it in time."""
 
 class _TurnEndReason:
     ValueType = typing.NewType("ValueType", builtins.int)
@@ -76,6 +104,7 @@ class Event(message.Message):
     EPOCH_FIELD_NUMBER: builtins.int
     TRACEPARENT_FIELD_NUMBER: builtins.int
     IGNORABLE_FIELD_NUMBER: builtins.int
+    DELAY_FIELD_NUMBER: builtins.int
     SESSION_STARTED_FIELD_NUMBER: builtins.int
     MESSAGE_RECEIVED_FIELD_NUMBER: builtins.int
     INTERRUPT_REQUESTED_FIELD_NUMBER: builtins.int
@@ -135,6 +164,12 @@ class Event(message.Message):
     @builtins.property
     def emit_time(self) -> timestamp_pb2.Timestamp:
         """When the log took the event. Set by the log. The order is the position's."""
+
+    @builtins.property
+    def delay(self) -> EmitDelay:
+        """Why the log has the event later than its emitter wanted. Unset when it was
+        taken at once.
+        """
 
     @builtins.property
     def session_started(self) -> SessionStarted:
@@ -286,6 +321,7 @@ class Event(message.Message):
         epoch: builtins.int = ...,
         traceparent: builtins.str = ...,
         ignorable: builtins.bool = ...,
+        delay: EmitDelay | None = ...,
         session_started: SessionStarted | None = ...,
         message_received: MessageReceived | None = ...,
         interrupt_requested: InterruptRequested | None = ...,
@@ -322,13 +358,42 @@ class Event(message.Message):
         child_rested: ChildRested | None = ...,
         custom: Custom | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_rested", b"child_rested", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_rested", b"child_rested", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "delay", b"delay", "door_refused", b"door_refused", "emit_time", b"emit_time", "error_raised", b"error_raised", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "turn_ended", b"turn_ended"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_rested", b"child_rested", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "door_refused", b"door_refused", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["budget_reached", b"budget_reached", "child_ended", b"child_ended", "child_rested", b"child_rested", "child_started", b"child_started", "config_changed", b"config_changed", "content_rendered", b"content_rendered", "context_compacted", b"context_compacted", "credential_used", b"credential_used", "custom", b"custom", "custom_tool_answered", b"custom_tool_answered", "custom_tool_requested", b"custom_tool_requested", "delay", b"delay", "door_refused", b"door_refused", "emit_time", b"emit_time", "emitter", b"emitter", "epoch", b"epoch", "error_raised", b"error_raised", "event_id", b"event_id", "hand_attached", b"hand_attached", "hand_detached", b"hand_detached", "hand_transferred", b"hand_transferred", "harness_woke", b"harness_woke", "ignorable", b"ignorable", "interrupt_requested", b"interrupt_requested", "kind", b"kind", "message_received", b"message_received", "model_replied", b"model_replied", "position", b"position", "retry_scheduled", b"retry_scheduled", "sandbox_provisioned", b"sandbox_provisioned", "session_archived", b"session_archived", "session_deleted", b"session_deleted", "session_ended", b"session_ended", "session_forked", b"session_forked", "session_restored", b"session_restored", "session_started", b"session_started", "tool_confirmation_requested", b"tool_confirmation_requested", "tool_confirmed", b"tool_confirmed", "tool_finished", b"tool_finished", "tool_started", b"tool_started", "tools_changed", b"tools_changed", "tools_offered", b"tools_offered", "traceparent", b"traceparent", "turn_ended", b"turn_ended"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = typing.Literal["session_started", "message_received", "interrupt_requested", "harness_woke", "tools_offered", "model_replied", "tool_started", "tool_finished", "tool_confirmation_requested", "tool_confirmed", "custom_tool_requested", "custom_tool_answered", "turn_ended", "error_raised", "retry_scheduled", "context_compacted", "config_changed", "budget_reached", "session_ended", "session_archived", "session_restored", "session_deleted", "content_rendered", "sandbox_provisioned", "hand_attached", "hand_detached", "hand_transferred", "credential_used", "tools_changed", "door_refused", "child_started", "child_ended", "session_forked", "child_rested", "custom"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+@typing.final
+class EmitDelay(message.Message):
+    """What kept an event from the log: its emitter said it again and again."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    reason: builtins.str
+    """A `handmesh.error.v1.ErrorReason` by name: why the last try before the one
+    that succeeded had failed, such as `LOG_UNAVAILABLE` or
+    `SESSION_UNAVAILABLE`.
+    """
+    @builtins.property
+    def duration(self) -> duration_pb2.Duration:
+        """From the first try to the one that succeeded."""
+
+    def __init__(
+        self,
+        *,
+        reason: builtins.str = ...,
+        duration: duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["duration", b"duration"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["duration", b"duration", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class SessionStarted(message.Message):
@@ -409,19 +474,25 @@ class HarnessWoke(message.Message):
 
     HARNESS_FIELD_NUMBER: builtins.int
     INSTANCE_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
     harness: builtins.str
     """The harness type."""
     instance: builtins.str
     """Which process, for people to read."""
+    cause: TakeoverCause.ValueType
+    """Why the harness before this one has the session no more, as far as the
+    session service that took the event knows. Set by the log.
+    """
     def __init__(
         self,
         *,
         harness: builtins.str = ...,
         instance: builtins.str = ...,
+        cause: TakeoverCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["harness", b"harness", "instance", b"instance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["cause", b"cause", "harness", b"harness", "instance", b"instance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -478,6 +549,7 @@ class ModelReplied(message.Message):
     STOP_DETAILS_JSON_FIELD_NUMBER: builtins.int
     COST_MICROS_FIELD_NUMBER: builtins.int
     CONTEXT_EDITS_JSON_FIELD_NUMBER: builtins.int
+    TIMES_FIELD_NUMBER: builtins.int
     content_json: builtins.str
     """JSON: the array of content blocks, byte for byte as the model sent them.
     Over the limit of an event: a reference to the blob that holds all of it
@@ -522,6 +594,10 @@ class ModelReplied(message.Message):
     def usage(self) -> TokenUsage:
         """What it cost."""
 
+    @builtins.property
+    def times(self) -> ModelTimes:
+        """How long the model took, as the harness that asked saw it."""
+
     def __init__(
         self,
         *,
@@ -538,14 +614,51 @@ class ModelReplied(message.Message):
         stop_details_json: builtins.str = ...,
         cost_micros: builtins.int | None = ...,
         context_edits_json: builtins.str = ...,
+        times: ModelTimes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "cost_micros", b"cost_micros", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "cost_micros", b"cost_micros", "times", b"times", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "content_json", b"content_json", "context_edits_json", b"context_edits_json", "cost_micros", b"cost_micros", "message_id", b"message_id", "model", b"model", "prefix_hash", b"prefix_hash", "prompt_hash", b"prompt_hash", "read_position", b"read_position", "request_hash", b"request_hash", "stop_details_json", b"stop_details_json", "stop_reason", b"stop_reason", "stop_sequence", b"stop_sequence", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros", "content_json", b"content_json", "context_edits_json", b"context_edits_json", "cost_micros", b"cost_micros", "message_id", b"message_id", "model", b"model", "prefix_hash", b"prefix_hash", "prompt_hash", b"prompt_hash", "read_position", b"read_position", "request_hash", b"request_hash", "stop_details_json", b"stop_details_json", "stop_reason", b"stop_reason", "stop_sequence", b"stop_sequence", "times", b"times", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cost_micros: _TypeAlias = typing.Literal["cost_micros"]  # noqa: Y015
     _WhichOneofArgType__cost_micros: _TypeAlias = typing.Literal["_cost_micros", b"_cost_micros"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cost_micros) -> _WhichOneofReturnType__cost_micros | None: ...
+
+@typing.final
+class ModelTimes(message.Message):
+    """How long one call of the model took."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    ASK_TIME_FIELD_NUMBER: builtins.int
+    FIRST_PIECE_FIELD_NUMBER: builtins.int
+    WHOLE_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def ask_time(self) -> timestamp_pb2.Timestamp:
+        """When the request was sent."""
+
+    @builtins.property
+    def first_piece(self) -> duration_pb2.Duration:
+        """From then to the first piece of the answer. Unset when there was none to
+        show, such as when the answer is tool calls only.
+        """
+
+    @builtins.property
+    def whole(self) -> duration_pb2.Duration:
+        """From then to the answer's end."""
+
+    def __init__(
+        self,
+        *,
+        ask_time: timestamp_pb2.Timestamp | None = ...,
+        first_piece: duration_pb2.Duration | None = ...,
+        whole: duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["ask_time", b"ask_time", "first_piece", b"first_piece", "whole", b"whole"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["ask_time", b"ask_time", "first_piece", b"first_piece", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
 class TokenUsage(message.Message):
@@ -870,6 +983,9 @@ class ErrorRaised(message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     PART_FIELD_NUMBER: builtins.int
     RETRYABLE_FIELD_NUMBER: builtins.int
+    HTTP_STATUS_FIELD_NUMBER: builtins.int
+    SINCE_TIME_FIELD_NUMBER: builtins.int
+    SILENT_SERVICE_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """A `handmesh.error.v1.ErrorReason` by name."""
     message: builtins.str
@@ -880,6 +996,19 @@ class ErrorRaised(message.Message):
     """
     retryable: builtins.bool
     """Whether the same thing may work later."""
+    http_status: builtins.int
+    """The HTTP status that the model's API answered with. 0 when no connection to
+    it could be made. Unset when the failure is not of that kind.
+    """
+    silent_service: builtins.str
+    """The service that did not answer, as the harness saw it: `session`,
+    `sandbox` or `vault_proxy`. Whether it was away or the way to it, the
+    harness cannot tell. Empty when the failure was answered.
+    """
+    @builtins.property
+    def since_time(self) -> timestamp_pb2.Timestamp:
+        """When the first of several tries failed. Unset when there was only one."""
+
     def __init__(
         self,
         *,
@@ -887,12 +1016,17 @@ class ErrorRaised(message.Message):
         message: builtins.str = ...,
         part: builtins.str = ...,
         retryable: builtins.bool = ...,
+        http_status: builtins.int | None = ...,
+        since_time: timestamp_pb2.Timestamp | None = ...,
+        silent_service: builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_http_status", b"_http_status", "http_status", b"http_status", "since_time", b"since_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["message", b"message", "part", b"part", "reason", b"reason", "retryable", b"retryable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_http_status", b"_http_status", "http_status", b"http_status", "message", b"message", "part", b"part", "reason", b"reason", "retryable", b"retryable", "silent_service", b"silent_service", "since_time", b"since_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__http_status: _TypeAlias = typing.Literal["http_status"]  # noqa: Y015
+    _WhichOneofArgType__http_status: _TypeAlias = typing.Literal["_http_status", b"_http_status"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__http_status) -> _WhichOneofReturnType__http_status | None: ...
 
 @typing.final
 class RetryScheduled(message.Message):
@@ -903,6 +1037,7 @@ class RetryScheduled(message.Message):
     REASON_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     RETRY_TIME_FIELD_NUMBER: builtins.int
+    HTTP_STATUS_FIELD_NUMBER: builtins.int
     reason: builtins.str
     """A `handmesh.error.v1.ErrorReason` by name: why it failed. After
     `MODEL_REQUEST_REFUSED` and `CONTEXT_FULL` the next request is a plainer
@@ -910,6 +1045,8 @@ class RetryScheduled(message.Message):
     """
     attempt: builtins.int
     """1 for the first retry."""
+    http_status: builtins.int
+    """As in `ErrorRaised`."""
     @builtins.property
     def retry_time(self) -> timestamp_pb2.Timestamp:
         """When."""
@@ -920,12 +1057,15 @@ class RetryScheduled(message.Message):
         reason: builtins.str = ...,
         attempt: builtins.int = ...,
         retry_time: timestamp_pb2.Timestamp | None = ...,
+        http_status: builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["retry_time", b"retry_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["_http_status", b"_http_status", "http_status", b"http_status", "retry_time", b"retry_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["attempt", b"attempt", "reason", b"reason", "retry_time", b"retry_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["_http_status", b"_http_status", "attempt", b"attempt", "http_status", b"http_status", "reason", b"reason", "retry_time", b"retry_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__http_status: _TypeAlias = typing.Literal["http_status"]  # noqa: Y015
+    _WhichOneofArgType__http_status: _TypeAlias = typing.Literal["_http_status", b"_http_status"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__http_status) -> _WhichOneofReturnType__http_status | None: ...
 
 @typing.final
 class ContentRendered(message.Message):

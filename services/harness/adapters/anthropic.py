@@ -103,7 +103,8 @@ class AnthropicModel:
         except anthropic.APIStatusError as error:
             raise self._refusal(error) from None
         except anthropic.APIConnectionError:
-            raise ModelFailure("MODEL_UNAVAILABLE", "the model's API cannot be reached", retryable=True) from None
+            said = "the model's API cannot be reached"
+            raise ModelFailure("MODEL_UNAVAILABLE", said, retryable=True, http_status=0) from None
         except httpx2.HTTPError:
             raise _broken() from None
         failpoints.hit("harness.model_answered", _broken)
@@ -226,10 +227,11 @@ def _made(key: str, base_url: str | None, silence: float) -> AsyncAnthropic:
 def _failure(status: int, kind: str, said: str, wait: float | None) -> ModelFailure:
     """Says what an error of the API means. Its kind counts, since an error within a stream has the status 200."""
     if kind in _RETRYABLE:
-        return ModelFailure(_RETRYABLE[kind], f"the model's API answered {status} {kind}", True, wait)
+        return ModelFailure(_RETRYABLE[kind], f"the model's API answered {status} {kind}", True, wait, status)
     if kind in _FINAL:
-        return ModelFailure(_FINAL[kind], f"the model's API refuses the key ({status} {kind})", retryable=False)
+        return ModelFailure(_FINAL[kind], f"the model's API refuses the key ({status} {kind})", False, None, status)
     said = said[:MESSAGE_CHARACTERS]
     if kind == "request_too_large" or "prompt is too long" in said:
-        return ModelFailure("CONTEXT_FULL", said or "the request is too big", retryable=False)
-    return ModelFailure("MODEL_REQUEST_REFUSED", f"the model's API answered {status} {kind}: {said}", retryable=False)
+        return ModelFailure("CONTEXT_FULL", said or "the request is too big", False, None, status)
+    refused = f"the model's API answered {status} {kind}: {said}"
+    return ModelFailure("MODEL_REQUEST_REFUSED", refused, False, None, status)

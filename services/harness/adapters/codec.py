@@ -122,7 +122,9 @@ def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
 _FACTS: dict[str, Any] = {
     "session_started": lambda event, it: core.Started(event.position, config_of(it.config), time=_when(event)),
     "config_changed": lambda event, it: core.Configured(event.position, config_of(it.config), time=_when(event)),
-    "message_received": lambda event, it: core.Message(event.position, it.content_json, time=_when(event)),
+    "message_received": lambda event, it: core.Message(
+        event.position, it.content_json, event.traceparent, time=_when(event)
+    ),
     "interrupt_requested": lambda event, _: core.Interrupt(event.position, time=_when(event)),
     "harness_woke": lambda event, _: core.Woke(event.position, time=_when(event)),
     "tools_offered": _offered,
@@ -291,10 +293,29 @@ def budget_reached(epoch: int, head: int, reached: Reached) -> Event:
 
 
 def error_raised(
-    epoch: int, head: int, part: str, reason: str, message: str, retryable: bool, about: str = ""
+    epoch: int,
+    head: int,
+    part: str,
+    reason: str,
+    message: str,
+    retryable: bool,
+    about: str = "",
+    *,
+    http_status: int | None = None,
+    silent_service: str = "",
+    since: float | None = None,
 ) -> Event:
     """Something failed that the session survived. `about` tells events of one moment and part apart."""
-    it = event_pb2.ErrorRaised(reason=reason, message=message, part=part, retryable=retryable)
+    it = event_pb2.ErrorRaised(
+        reason=reason,
+        message=message,
+        part=part,
+        retryable=retryable,
+        http_status=http_status,
+        silent_service=silent_service,
+    )
+    if since is not None:
+        it.since_time.FromNanoseconds(int(since * 1e9))
     return Event(event_id=f"error-{epoch}-{head}-{part}-{about}", error_raised=it, ignorable=True)
 
 
@@ -324,9 +345,11 @@ def compacted(
     return Event(event_id=f"compacted-{epoch}-{head}", context_compacted=it)
 
 
-def retry_scheduled(epoch: int, head: int, reason: str, attempt: int, at: float) -> Event:
+def retry_scheduled(
+    epoch: int, head: int, reason: str, attempt: int, at: float, http_status: int | None = None
+) -> Event:
     """A failed call of the model will be made again."""
     when = Timestamp()
     when.FromNanoseconds(int(at * 1e9))
-    it = event_pb2.RetryScheduled(reason=reason, attempt=attempt, retry_time=when)
+    it = event_pb2.RetryScheduled(reason=reason, attempt=attempt, retry_time=when, http_status=http_status)
     return Event(event_id=f"retry-{epoch}-{head}", retry_scheduled=it)

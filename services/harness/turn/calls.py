@@ -7,16 +7,20 @@ an `ErrorRaised` that says which part it was.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from handmesh.session.v1.event_pb2 import Event
+from services.harness import counting
 from services.harness.adapters import codec
+from services.harness.condition import SANDBOX, SESSION, VAULT_PROXY
 from services.harness.core import MESH, ToolResult
 from services.harness.journal import Journal
 from services.harness.mesh.calls import MeshCalls
 from services.harness.mesh.tool import NotYet
 from services.harness.ports import Ports, Sandbox, Toolbox
+from services.harness.turn import traced
 from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.core import LookUpTools, RunCall
 from services.harness.turn.log_views import LogViews
@@ -33,6 +37,7 @@ CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had sa
 TRY_AGAIN_SECONDS = 30.0  # how long a call that has been sent is asked for again while its hand is away
 PAUSE_SECONDS = 0.25
 COMING_SECONDS = 5.0  # within which the log says that a standing hand was attached
+_SERVICES = {"hand": SANDBOX, "vault_proxy": VAULT_PROXY, "session": SESSION}
 _AWAY = ("SANDBOX_UNAVAILABLE", "SESSION_UNAVAILABLE")  # the services that a provisioning needs, for a moment
 
 
@@ -108,10 +113,12 @@ class Calls:
             events.append(codec.error_raised(epoch, head, "vault_proxy", reason, said, True, f"{server}-{number}"))
         return events
 
-    def _raised(self, part: str, about: str, problem: ServiceError) -> Event:
+    def _raised(self, part: str, about: str, problem: ServiceError, since: float | None = None) -> Event:
         epoch, head = self._journal.epoch, self._state().head
         again = isinstance(problem, Unavailable)
-        return codec.error_raised(epoch, head, part, problem.reason, problem.message, again, about)
+        silent = "" if problem.answered else _SERVICES[part]
+        said = (problem.reason, problem.message, again, about)
+        return codec.error_raised(epoch, head, part, *said, silent_service=silent, since=since)
 
     async def provision(self, hand: str) -> None:
         """Makes a hand's sandbox. When that fails, the calls that wait for it are told so."""
@@ -123,7 +130,8 @@ class Calls:
         except Conflict:
             raise  # fenced: the journal will say so
         except ServiceError as problem:
-            await self._journal.say(self._raised("hand", hand, problem))
+            since = self._journal.condition.passed(SANDBOX)
+            await self._journal.say(self._raised("hand", hand, problem, since))
             for call in self._waiting_for(hand):
                 told = ToolResult(f"The hand {hand} could not be provisioned: {problem.message}", "GONE")
                 await self._journal.say(codec.call_finished(call.call.id, told))
@@ -153,10 +161,14 @@ class Calls:
         deadline = self._ports.now() + TRY_AGAIN_SECONDS
         while True:
             try:
-                return await self._ports.hands.provision(session_id, hand, spec, generation, under)
+                made = await self._ports.hands.provision(session_id, hand, spec, generation, under)
             except Unavailable as problem:
+                self._journal.condition.failed(SANDBOX, problem)
                 if problem.reason not in _AWAY or self._ports.now() >= deadline:
                     raise
+            else:
+                self._journal.condition.passed(SANDBOX)
+                return made
             await asyncio.sleep(PAUSE_SECONDS)
 
     def _waiting_for(self, hand: str) -> list[Call]:
@@ -166,18 +178,25 @@ class Calls:
 
     async def run(self, run: RunCall) -> None:
         """Says that a call starts, sends it, and says what came back."""
+        with traced.tool(run) as span:
+            await self._run(run, span)
+
+    async def _run(self, run: RunCall, span: traced.ToolSpan) -> None:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
         if run.sandbox_id:
             await self._refresh_log(run.hand, run.sandbox_id)
-        head = self._state().head  # what comes while it runs may be what it waits for
+        head, began = self._state().head, time.perf_counter()  # what comes while it runs may be what it waits for
         try:
             result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
         except NotYet as later:
             self.waits.note(run.call.id, head, later.until)
             return
+        span.came(result)
         failpoints.hit("harness.result_returned")
+        kind = counting.kind_of(run.tool, run.hand == MESH, bool(run.sandbox_id))
+        counting.finished(kind, result.outcome, time.perf_counter() - began)
         lost = result.outcome == "GONE" and run.sandbox_id not in self._left
         if lost and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))
@@ -207,6 +226,7 @@ class Calls:
             except Conflict:
                 raise  # fenced: the journal will say so
             except Unavailable as problem:
+                journal.condition.failed(SESSION, problem)
                 if self._ports.now() >= deadline:
                     return await self._lost(run, problem)
             except ServiceError as problem:
@@ -222,7 +242,9 @@ class Calls:
         deadline = self._ports.now() + TRY_AGAIN_SECONDS
         while True:
             try:
-                return await self._send(run)
+                result = await self._send(run)
+                self._journal.condition.passed(SANDBOX if run.sandbox_id else VAULT_PROXY)
+                return result
             except Gone as problem:
                 if problem.reason == "EXECUTION_UNKNOWN":
                     return ToolResult("Nobody can tell whether this call ran: it was not run again.", "UNKNOWN")
@@ -237,6 +259,7 @@ class Calls:
             except Conflict:
                 raise
             except Unavailable as problem:
+                self._journal.condition.failed(SANDBOX if run.sandbox_id else VAULT_PROXY, problem)
                 # A hand keeps a call by its id, so it is asked again; a server's call may have run: it is not.
                 if run.sandbox_id and self._ports.now() < deadline:
                     await asyncio.sleep(PAUSE_SECONDS)
@@ -259,7 +282,8 @@ class Calls:
 
     async def _lost(self, run: RunCall, problem: ServiceError) -> ToolResult:
         part = "session" if run.hand == MESH else "hand" if run.sandbox_id else "vault_proxy"
-        await self._journal.say(self._raised(part, run.call.id, problem))
+        since = self._journal.condition.passed(_SERVICES[part])
+        await self._journal.say(self._raised(part, run.call.id, problem, since))
         return ToolResult(f"The call failed before it could answer: {problem.message}", "UNKNOWN")
 
     async def settle(self, calls: tuple[Call, ...]) -> None:

@@ -20,6 +20,7 @@ from services.harness.turn.ahead import turn_ended
 from services.harness.turn.calls import Calls
 from services.harness.turn.lately import Known, Lately, Told
 from services.harness.turn.state import State, fold
+from services.harness.turn.traced import TurnSpan
 from services.harness.turn.traits import Traits
 from services.kit import ids
 from services.kit.errors import Conflict
@@ -100,6 +101,7 @@ class TurnType:
         """Takes the session up and returns what is to be done. Raises Conflict when another harness was faster."""
         epoch = turn.state.epoch
         while True:
+            turn.span.follow(turn.state)
             action, head = turn.decide(), turn.state.head
             if isinstance(action, core.Rest):
                 return action
@@ -129,13 +131,15 @@ class Turn:
         answering: MakeAnswering,
     ) -> None:
         self.state = known.state if known else State()
-        self.journal = Journal(log, self._apply, known.last if known else None)
+        self.journal = Journal(log, self._apply, progress.condition, known.last if known else None)
         self._ports = ports
         self._progress = progress
         self._traits = traits
         self._calls = Calls(self.journal, ports, lambda: self.state, traits)
         self.answering = answering(self.journal, ports, lambda: self.state, known.told if known else None)
+        self.span = TurnSpan(log.session_id)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, core.RunCall] = {}  # by key
 
     def _apply(self, fact: Fact) -> None:
         self.state = fold(self.state, fact)
@@ -147,6 +151,7 @@ class Turn:
     def took_up(self) -> None:
         """Tells that the session is this harness's."""
         self._progress.took_up(self.journal.epoch)
+        self.span.took_up(self.journal.epoch)
 
     def begin(self, action: core.Action) -> None:
         """Asks the model while the session is being taken up. What it answers is shown and said once that is done.
@@ -160,6 +165,7 @@ class Turn:
     async def work(self) -> float | None:
         """Works until the state says to rest; returns until when, if not only until something happens."""
         while True:
+            self.span.follow(self.state)
             self.journal.check()
             head, now = self.state.head, self._ports.now()
             decided = core.decide(self.state, now, self._traits)
@@ -216,7 +222,9 @@ class Turn:
                 for hand in hands:
                     self._start(f"hand {hand}", self._calls.provision(hand))
                 for run in calls:
+                    self._running[run.call.id] = run
                     self._start(run.call.id, self._calls.run(run))
+                self._tell_calls()
                 return False
             case core.AskModel():
                 self._start(ASKING, self._answer())
@@ -230,6 +238,12 @@ class Turn:
         self._progress.step(key)
         self._tasks[key] = asyncio.create_task(work, name=key)
 
+    def _tell_calls(self, *ended: str) -> None:
+        """Tells which calls are at work, after some have ended."""
+        for key in ended:
+            self._running.pop(key, None)
+        self._progress.calls([(run.call.id, run.call.name, run.hand) for run in self._running.values()])
+
     async def _wait(self, head: int, seconds: float | None = None) -> None:
         """Waits until an event came, a task ended or some time has passed. Raises what a task raised."""
         news = asyncio.create_task(self.journal.wait(head))
@@ -241,6 +255,7 @@ class Turn:
         for key, task in list(self._tasks.items()):
             if task.done():
                 del self._tasks[key]
+                self._tell_calls(key)
                 task.result()
         if stopped is not None:
             raise stopped
@@ -253,6 +268,7 @@ class Turn:
 
     async def _stop(self, keys: tuple[str, ...]) -> None:
         stopped = [self._tasks.pop(key) for key in keys if key in self._tasks]
+        self._tell_calls(*keys)
         for task in stopped:
             task.cancel()
         if stopped:
@@ -266,6 +282,7 @@ class Turn:
         await self.cancel()
         await self.answering.close()
         await self.journal.close()
+        self.span.end()
 
     async def _answer(self) -> None:
         for _ in range(2):

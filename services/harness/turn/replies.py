@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from handmesh.session.v1.event_pb2 import Event, ModelReplied
+from services.harness import counting
 from services.harness.adapters import codec
 from services.harness.answer import Show
 from services.harness.journal import Journal
@@ -20,6 +21,8 @@ from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.failure import Exhausted, Later, after_failure
 from services.harness.turn.showing import Showing
 from services.harness.turn.state import State
+from services.harness.turn.timed import Timed
+from services.harness.turn.traced import chat
 from services.harness.turn.traits import Traits
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
@@ -42,6 +45,7 @@ class Replies:
         self._state = state
         self._traits = traits
         self._newest: asyncio.Task[str] | None = None
+        self._timed: Timed | None = None
         self._showing = Showing()  # of the answer that is asked for, or is being said
 
     def prepare(self) -> None:
@@ -80,8 +84,11 @@ class Replies:
         """
         showing = self._showing = Showing()
         beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
+        timed = self._timed = Timed(showing.show, self._ports.now, self._journal.condition)
         try:
-            answer = await ask(showing.show)
+            asked = counting.asked(ask, timed.show, lambda it: counting.model_of(self._ports.prices, it.model))
+            answer = await chat(self.model(), asked)
+            timed.ends()
             await beginning
         except BaseException:
             beginning.cancel()
@@ -89,6 +96,13 @@ class Replies:
             raise
         showing.drop()
         return answer
+
+    def model(self) -> str:
+        """Names the model that is asked: the session's, or the newest that is known."""
+        named, newest = self._state().config.model, self._newest
+        if named or newest is None or not newest.done() or newest.cancelled() or newest.exception() is not None:
+            return named
+        return newest.result()
 
     async def _begin(self, showing: Showing, read: int) -> None:
         previews = await self._journal.previews()
@@ -117,6 +131,7 @@ class Replies:
 
     async def _say(self, answer: Answer, read: int, hashes: tuple[str, str, str], retried_as: str) -> None:
         content = await self._journal.shelf.fitted_reply(answer.content)
+        timed, self._timed = self._timed, None
         request_hash, prompt_hash, prefix_hash = hashes
         replied = ModelReplied(
             content_json=content,
@@ -132,6 +147,7 @@ class Replies:
             stop_sequence=answer.stop_sequence,
             stop_details_json=answer.stop_details,
             context_edits_json=answer.edits,
+            times=timed.times if timed is not None else None,
         )
         event = Event(event_id=self._event_id(read), model_replied=replied)
         epoch, now = self._journal.epoch, self._ports.now()
@@ -147,7 +163,12 @@ class Replies:
         finally:  # an answer that ends the turn may be read before the log's word is here, and this task ended with it
             reply = self._state().reply
             if reply is not None and reply.read == read and reply.position > epoch:
+                self.count(answer, replied.cost_micros)
                 failpoints.hit("harness.reply_stored")
+
+    def count(self, answer: Answer, cost_micros: int | None) -> None:
+        """Counts an answer that is in the log."""
+        counting.answered(counting.model_of(self._ports.prices, answer.model), answer.usage, cost_micros)
 
     def _is_mine(self) -> bool:
         """Tells whether the session is still of this type. An answer to one that has moved on is dropped."""
@@ -169,13 +190,16 @@ class Replies:
         )
         match after_failure(state.retry, again, failure.retry_after, now, self._ports.jitter()):
             case Later(attempt=attempt, at=at):
-                await self._journal.say(codec.retry_scheduled(epoch, head, failure.reason, attempt, at))
+                counting.RETRIES.add(failure.reason)
+                retry = codec.retry_scheduled(epoch, head, failure.reason, attempt, at, failure.http_status)
+                await self._journal.say(retry)
             case Exhausted():
-                await self.fail("model", failure.reason, failure.message + more, failure.retryable)
+                said = failure.message + more
+                await self.fail("model", failure.reason, said, failure.retryable, failure.http_status)
 
-    async def fail(self, part: str, reason: str, message: str, retryable: bool) -> None:
+    async def fail(self, part: str, reason: str, message: str, retryable: bool, http_status: int | None = None) -> None:
         """Says what went wrong, and that the turn ends as FAILED."""
         state, epoch = self._state(), self._journal.epoch
-        raised = codec.error_raised(epoch, state.head, part, reason, message, retryable)
+        raised = codec.error_raised(epoch, state.head, part, reason, message, retryable, http_status=http_status)
         ended = codec.turn_ended(epoch, state.head, "FAILED", state.head, "", state.used.in_turn)
         await self._journal.say(raised, ended)

@@ -18,10 +18,11 @@ def failure_of(status: int | None, why: str | None, said: str | None) -> ModelFa
         return ModelFailure("MODEL_UNAVAILABLE", told, retryable=True)
     if status in _RETRYABLE or status >= 500:
         reason = _RETRYABLE.get(status, "MODEL_UNAVAILABLE")
-        return ModelFailure(reason, f"the model's API answered {status}", retryable=True)
+        return ModelFailure(reason, f"the model's API answered {status}", retryable=True, http_status=status)
     if status in (401, 403):
-        return ModelFailure("MODEL_KEY_REFUSED", f"the model's API refuses the key ({status})", retryable=False)
-    return ModelFailure("MODEL_REQUEST_REFUSED", told, retryable=False)
+        told = f"the model's API refuses the key ({status})"
+        return ModelFailure("MODEL_KEY_REFUSED", told, retryable=False, http_status=status)
+    return ModelFailure("MODEL_REQUEST_REFUSED", told, retryable=False, http_status=status)
 
 
 def ended() -> ModelFailure:

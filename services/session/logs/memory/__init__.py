@@ -137,6 +137,9 @@ class MemoryQueue:
         self.back_after(queued, HOLD_SECONDS)
         return MemoryItem(self, queued, queued.taken, queued.timed)
 
+    async def waiting(self) -> dict[str, int]:
+        return {harness: len(waiting) for harness, waiting in self._waiting.items() if waiting}
+
     def adopt(self, session_id: str, handle: str) -> MemoryItem:
         harness, _, taken = handle.partition(" ")
         queued = self._there.get((harness, session_id)) or _Queued(harness, session_id)

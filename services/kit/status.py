@@ -1,0 +1,54 @@
+"""StatusService: since when this process serves, and when it stood still."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+
+from handmesh.status.v1 import status_pb2 as pb
+from handmesh.status.v1.status_pb2_grpc import StatusServiceServicer
+from services.kit.guard import Context
+
+NAME = "handmesh.status.v1.StatusService"
+TICK_SECONDS = 0.5
+STALL_SECONDS = 2.0  # between two ticks: the process stood still
+MOST_STALLS = 20
+
+
+class Status(StatusServiceServicer):
+    """Serves `handmesh.status.v1.StatusService`. `now` is Unix time, in seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._began = now()
+        self._seen = self._began
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=MOST_STALLS)
+
+    async def watch(self) -> None:
+        """Notes when this process stands still, until cancelled."""
+        self._began = self._seen = self._now()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self.tick()
+
+    def tick(self) -> None:
+        """Says that the process is at work."""
+        now = self._now()
+        if now - self._seen > STALL_SECONDS:
+            self._stalls.append((self._seen, now))
+        self._seen = now
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
+        self.tick()  # what is asked first after a stop tells of it
+        answer = pb.GetStatusResponse(instance=f"{socket.gethostname()}:{os.getpid()}")
+        answer.serve_time.FromNanoseconds(int(self._began * 1e9))
+        answer.now.FromNanoseconds(int(self._now() * 1e9))
+        for begin, end in self._stalls:
+            stall = answer.stalls.add()
+            stall.begin_time.FromNanoseconds(int(begin * 1e9))
+            stall.end_time.FromNanoseconds(int(end * 1e9))
+        return answer
