@@ -41,6 +41,10 @@ peers: ## Install the reference MCP servers that some tests call, into .peers (P
 wire: setup ## Build the harness in TypeScript and the hand in Go (clients/), where node and go are there
 	@ci/peers-on-the-wire
 
+.PHONY: clients
+clients: setup ## Build, test and drive the clients in five languages (clients/), where their tool chains are there
+	@$(PY) -m clients.conformance $(ARGS)
+
 .PHONY: grpcurl
 grpcurl: ## Say where grpcurl is, and build it, pinned, where there is none but go
 	@ci/grpcurl
@@ -87,7 +91,7 @@ check/format:
 check/lint:
 	@$(BIN)/ruff check --quiet .
 check/types:
-	@$(BIN)/mypy services handmesh tests/support ci/*.py
+	@$(BIN)/mypy services handmesh tests/support clients/conformance ci/*.py
 check/imports:
 	@$(BIN)/lint-imports --no-logo
 check/proto:

@@ -40,7 +40,7 @@ def up(
         str, typer.Option(metavar="LEVEL", help="From where on the services log: debug, info, ...")
     ] = "info",
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Count what the services do, for Prometheus, on the port plus 51 to 54.")
+        bool, typer.Option("--metrics", help="Count what the services do, for Prometheus, on the port plus 45 to 48.")
     ] = False,
     otlp: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Send traces to the OpenTelemetry collector at HOST:PORT.")

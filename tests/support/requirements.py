@@ -1,6 +1,6 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `grpcurl`, `metrics`,
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`, `grpcurl`, `metrics`,
 `collector`, `e2e`, `compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
@@ -103,6 +103,9 @@ def lack_of(marker: str) -> str | None:
             return _lack_of_tracing()
         case "collector":
             return _lack_of_tracing() or _lack_of_collector()
+        case "clients":
+            there = (CLIENTS / "python" / "build" / "venv" / ".built").exists()
+            return None if there else "the clients are not built. Build them with: make clients"
         case "live":
             return None if os.environ.get("ANTHROPIC_API_KEY") and not in_ci() else "needs a real ANTHROPIC_API_KEY"
         case _:
