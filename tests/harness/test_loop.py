@@ -234,10 +234,10 @@ class WeakLog(MemoryLog):
 async def test_an_event_that_had_to_wait_for_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reason and how long it took are with the event; those that were taken at once have neither."""
     monkeypatch.setattr("services.harness.journal.PAUSE_SECONDS", 0.01)
-    log = WeakLog("tool_started")
+    log = WeakLog("tool_finished")
     await run(log, ports(ScriptedModel(said(t1=LS), said())))
     late = [event for event in log.events if event.HasField("delay")]
-    assert [(it.WhichOneof("kind"), it.delay.reason) for it in late] == [("tool_started", "LOG_UNAVAILABLE")]
+    assert [(it.WhichOneof("kind"), it.delay.reason) for it in late] == [("tool_finished", "LOG_UNAVAILABLE")]
     assert late[0].delay.duration.ToMilliseconds() >= 10
 
 
