@@ -53,6 +53,11 @@ grpcurl: ## Say where grpcurl is, and build it, pinned, where there is none but 
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)
 
+.PHONY: trace-demo
+trace-demo: setup ## Play the demo into an OpenTelemetry collector, built with go, and check that its trace is whole
+	@ci/otel-collector >/dev/null
+	@$(PY) -m pytest tests/telemetry/test_traces.py $(ARGS)
+
 .PHONY: up
 up: setup ## Start a mesh on this machine; Ctrl-C, or `make down` elsewhere, stops it
 	@$(BIN)/handmesh up $(ARGS)
