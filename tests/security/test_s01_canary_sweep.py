@@ -2,8 +2,8 @@
 
 A fresh core is in every credential that the vault gives out, in every one that is renewed meanwhile, and another is in
 the model's key, which the harness alone may hold. Then everything that is left is searched, in every spelling: logs of
-sessions, NATS's files, OpenBao's, the services' logs at their loudest, what the services said to each other, every
-process's environment, the memory of every service but the vault proxy, workspaces, containers.
+sessions, NATS's files, OpenBao's, the services' logs at their loudest and their traces, what the services said to each
+other, every process's environment, the memory of every service but the vault proxy, workspaces, containers.
 
 What is inside a sandbox, seen from inside, is `tests/sandbox/attacks/test_reach.py`.
 """
@@ -45,6 +45,7 @@ def kinds() -> dict[str, int]:
     files = ("files of nats", "files of openbao", "files of logs")
     least = {"exports": 10_000, "captures": 10_000, "workspaces": 10, "environments": 1_000}
     least |= dict.fromkeys(files, 10_000)
+    least |= {"files of traces": 10_000} if lack_of("traces") is None else {}
     least |= {"memories": 100_000_000} if os.geteuid() == 0 else {}
     return least | ({"containers": 1_000} if "docker" in hands() else {})
 
