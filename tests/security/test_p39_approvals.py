@@ -1,8 +1,8 @@
 """P39: somebody wants a call to run that no person has allowed, or one to be stopped that a person has.
 
 The whole rule is the session service's, so these are its answers. `tests/harness/test_approvals.py` shows that a
-harness makes the hash again, of the call that the log holds, right before it runs it. Each test ends with its control: the
-same word, said by a person of the call that waits, is taken.
+harness makes the hash again, of the call that the log holds, right before it runs it. Each test ends with its
+control: the same word, said by a person of the call that waits, is taken.
 """
 
 from __future__ import annotations
