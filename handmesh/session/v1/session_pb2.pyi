@@ -1547,7 +1547,7 @@ class ServedType(message.Message):
     """
     waiting: builtins.int
     """How many sessions, of all tenants, wait for a harness of this type. Only when
-    it was asked for.
+    it was asked for. One that has ended meanwhile counts until a harness comes.
     """
     def __init__(
         self,
