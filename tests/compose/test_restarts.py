@@ -20,9 +20,9 @@ from tests.drills.size import size
 
 pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-SESSIONS = size(6, 50)
+SESSIONS = size(4, 50)
 TOKEN = new_token()
-ORDER = ("session", "vault-proxy", "sandbox", "harness")
+ORDER = ("session", "vault-proxy", "harness")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -35,6 +35,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
         "MODEL_SCRIPT": str(folder / "script.yaml"),
         "SHOP_TOKEN_FILE": str(folder / "token"),
         "HANDMESH_OUTBOUND_ALLOW": "shop:8080",
+        "HANDMESH_MCP_CONNECT_SECONDS": "60",  # that a busy machine is slow is no fault
     }
     profiles = ["scripted", "demo", "replicas", "r3"]
     async with up(profiles, told, "replicas.env", "r3.env", *await local_images()) as made:
@@ -74,7 +75,7 @@ async def test_a_rolling_restart_is_not_noticed(mesh: Mesh) -> None:
 async def test_a_node_of_nats_is_lost(mesh: Mesh) -> None:
     """One of three nodes is killed, and comes back later: sessions work on without it, and nothing is lost."""
     async with mesh.client() as client, at_work(mesh, client, SESSIONS) as working:
-        await mesh.kill("nats")
+        await mesh.kill("nats-1")
         await more(working, 1)
-        await mesh.compose("start", "nats")
-        await mesh.healthy("nats")
+        await mesh.compose("start", "nats-1")
+        await mesh.healthy("nats-1")

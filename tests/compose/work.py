@@ -50,9 +50,14 @@ class Worker:
                 async for event in self.session.watch(max(position, sent)):
                     if isinstance(event, event_pb2.Event) and event.HasField("turn_ended"):
                         position = event.position + 1
-                        assert event.turn_ended.reason == event_pb2.TURN_END_REASON_DONE, event
+                        assert event.turn_ended.reason == event_pb2.TURN_END_REASON_DONE, await self.errors()
                         break
             self.turns += 1
+
+    async def errors(self) -> list[str]:
+        """What the log says went wrong."""
+        found = [event async for event in self.session.events(kinds=["error_raised", "credential_used"])]
+        return [str(event.error_raised or event.credential_used) for event in found]
 
     async def check(self, client: Client) -> int:
         """Reads everything back through the public API, says what must hold, and returns how many notes were sent."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 
 import pytest
 import pytest_asyncio
@@ -141,3 +143,29 @@ async def test_no_metric_says_what_was_said(worked: tuple[Moved, str], mesh: Mes
         assert b"sess_" not in page
         assert b"nowhere" not in page
     assert any(each in f'x{{model="{canary}"}} 1'.encode() for each in spelled(canary))
+
+
+async def test_top_shows_what_sessions_do(mesh: Mesh, client: Client) -> None:
+    """The command names the tool that is at work, its hand and harness, and what sleeps; as a table and as JSON."""
+    asleep = await client.create_session(content="hello")
+    await until(asleep, "turn_ended")
+    working = await client.create_session(content="take your time")
+    await until(working, "tool_started")
+
+    async def top(*options: str) -> str:
+        command = [sys.executable, "-m", "handmesh.cli", "top", "--once", "--interval", "0.2", *options]
+        where = ["--data-dir", str(mesh.files.data_directory)]
+        process = await asyncio.create_subprocess_exec(*command, *where, stdout=asyncio.subprocess.PIPE)
+        said, _ = await process.communicate()
+        assert process.returncode == 0
+        return said.decode()
+
+    rows = {row["session_id"]: row for row in map(json.loads, (await top("--json")).splitlines())}
+    row = rows[working.id]
+    assert (row["state"], row["doing"], row["hand"], row["harness"]) == ("in tool", "bash", "main", "messages")
+    assert row["instance"] == mesh.settings.ports.client("harness")
+    assert (rows[asleep.id]["state"], rows[asleep.id]["turns"]) == ("asleep", 1)
+    assert rows[asleep.id]["tokens"] > 0
+    table = await top("--sort", "age")
+    assert f"{working.id}  in tool" in table
+    await working.end()

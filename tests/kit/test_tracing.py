@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -252,3 +254,10 @@ def test_the_share_is_the_operator_s(tmp_path: Path) -> None:
     recorder = export.SdkRecorder("handmesh.session", [], 0.0)
     decided = [recorder.begin("a", "SERVER", PARENT, {}, outside=outside)[1][-2:] for outside in (True, False)]
     assert decided == ["00", "01"]
+
+
+def test_nothing_is_loaded_for_who_records_nothing() -> None:
+    """A service that nobody told to record imports nothing of OpenTelemetry."""
+    look = "import services.session.__main__, services.sandbox.__main__, sys; print('opentelemetry' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout == "False\n"
