@@ -108,7 +108,7 @@ async def test_each_thing_that_happened_is_counted_once(worked: tuple[Moved, str
 
 
 async def test_what_is_now_is_read_when_asked(mesh: Mesh, client: Client) -> None:
-    """A call at work, a claim, a watcher and a full stream of revocations show as long as they are."""
+    """A call at work, a claim, a watcher, the stream of revocations and who waits show as long as they are."""
     await client.create_session(content="hello")  # so that somebody has woken
     session = await client.create_session(content="take your time")
     watching = asyncio.create_task(until(session, "turn_ended"))
@@ -127,8 +127,11 @@ async def test_what_is_now_is_read_when_asked(mesh: Mesh, client: Client) -> Non
         assert now[service].of("handmesh_service_info", service=service) == 1
         assert now[service].of("process_resident_memory_bytes") > 1e7
         assert now[service].of("handmesh_event_loop_lag_seconds_count") > 0
+    await client.create_session(SessionConfig(harness="nobodys"), "hello")
     async with asyncio.timeout(TURN_SECONDS):
-        while not (await scrape(mesh.settings.ports.metrics("session"))).of("handmesh_work_queue_sessions"):
+        while not (await scrape(mesh.settings.ports.metrics("session"))).of(
+            "handmesh_work_queue_sessions", harness="other"
+        ):
             await asyncio.sleep(0.2)
     await session.end()
     watching.cancel()
@@ -142,6 +145,7 @@ async def test_no_metric_says_what_was_said(worked: tuple[Moved, str], mesh: Mes
         assert [each for each in spelled(canary) if each in page] == [], service
         assert b"sess_" not in page
         assert b"nowhere" not in page
+        assert b"nobodys" not in page
     assert any(each in f'x{{model="{canary}"}} 1'.encode() for each in spelled(canary))
 
 
