@@ -75,7 +75,7 @@ LANGUAGES = (
     Language(
         "java",
         tools=("java", "javac", "mvn"),
-        test=("mvn", "--batch-mode", "--quiet", "--offline", "surefire:test"),
+        test=("mvn", "--batch-mode", "--quiet", "surefire:test"),
         program=("java", "-XX:TieredStopAtLevel=1", "-cp", "target/classes:target/lib/*", "handmesh.clients.Converse"),
         built="target/classes/handmesh/clients/Converse.class",
     ),
