@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import pty
+import struct
 import sys
+import termios
 
 import pytest
 import pytest_asyncio
@@ -173,3 +178,44 @@ async def test_top_shows_what_sessions_do(mesh: Mesh, client: Client) -> None:
     table = await top("--sort", "age")
     assert f"{working.id}  in tool" in table
     await working.end()
+
+
+async def test_top_obeys_keys_and_leaves(mesh: Mesh, client: Client) -> None:
+    """On a terminal it draws again and again; `s` sorts, `a` hides who sleeps, `q` leaves it as it was."""
+    asleep = await client.create_session(content="hello")
+    await until(asleep, "turn_ended")
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    before = termios.tcgetattr(its)
+    arguments = [sys.executable, "-m", "handmesh.cli", "top", "--interval", "0.2"]
+    process = await asyncio.create_subprocess_exec(
+        *arguments,
+        *("--data-dir", str(mesh.files.data_directory)),
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**os.environ, "TERM": "xterm"},
+    )
+
+    async def shown(text: str) -> None:
+        drawn = b""
+        async with asyncio.timeout(TURN_SECONDS):
+            while text.encode() not in drawn:
+                drawn += await asyncio.to_thread(os.read, ours, 65_536)
+
+    try:
+        await shown(asleep.id)
+        os.write(ours, b"s")
+        await shown("by tokens/s")
+        os.write(ours, b"a")
+        await shown("q leaves")
+        os.write(ours, b"q")
+        async with asyncio.timeout(TURN_SECONDS):
+            assert await process.wait() == 0
+        assert termios.tcgetattr(its) == before
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(ours)
+        os.close(its)
