@@ -35,10 +35,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `keys` are the API keys that are known, by SHA-256."""
+    """Wraps every method of a server. `keys` are the API keys that are known, by SHA-256; `forwards` is the service
+    whose own replicas hand calls on to this one, if there are such."""
 
-    def __init__(self, keys: Mapping[str, identity.Caller], limits: Limits | None = None) -> None:
+    def __init__(
+        self, keys: Mapping[str, identity.Caller], limits: Limits | None = None, *, forwards: str = ""
+    ) -> None:
         self._keys = keys
+        self._forwards = forwards
         self._shares = Shares(limits or Limits())
         self._overdue = Overdue(self._shares.limits.seconds)
         self._wrapped: dict[str, Any] = {}
@@ -59,6 +63,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         def admit(request: Any, context: Context) -> identity.Caller:
             names = context.auth_context().get("x509_subject_alternative_name", ())
+            names = identity.speaking(names, _metadata(context, identity.FORWARDED_KEY), self._forwards)
             caller = identity.identify(names, _metadata(context, "authorization"), self._keys)
             caller = identity.acting(
                 caller, _metadata(context, identity.TENANT_KEY), _metadata(context, identity.SESSION_KEY)

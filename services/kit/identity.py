@@ -15,6 +15,7 @@ from services.kit.errors import Denied, Unauthenticated
 URI_PREFIX = b"spiffe://handmesh/"
 TENANT_KEY = "x-handmesh-tenant"  # metadata by which a service says whose affairs it minds: it then reaches no others
 SESSION_KEY = "x-handmesh-session"  # likewise: the session that it acts for
+FORWARDED_KEY = "x-handmesh-forwarded"  # metadata by which a replica says what kind of caller's call it hands on
 HAND_PREFIX = "hand_"  # of the tokens of hands that dial out
 
 
@@ -50,6 +51,16 @@ def known_keys(file: Path | None) -> dict[str, Caller]:
     if file is None:
         return {}
     return {row["sha256"]: Caller("client", row["tenant"], row["name"]) for row in json.loads(file.read_text())}
+
+
+def speaking(names: Iterable[bytes], forwarded: str | None, service: str) -> Iterable[bytes]:
+    """Returns the names to go by. A replica of `service` itself may hand on a harness's call, which shows its grant, or
+    a client's or a hand's: they are whoever the key or token says that came with it. Nobody else is listened to.
+    """
+    names = tuple(names)
+    if forwarded is None or not service or URI_PREFIX + service.encode() not in names:
+        return names
+    return (URI_PREFIX + b"harness",) if forwarded == "harness" else ()
 
 
 def identify(names: Iterable[bytes], authorization: str | None, keys: Mapping[str, Caller]) -> Caller:

@@ -53,11 +53,14 @@ _OPTIONS: list[tuple[str, Any]] = [
 class Server:
     """A gRPC server with the mesh's port, the clients' port, health and reflection."""
 
-    def __init__(self, mesh: settings.Mesh) -> None:
+    def __init__(
+        self, mesh: settings.Mesh, *, forwards: str = "", within: Sequence[grpc.aio.ServerInterceptor] = ()
+    ) -> None:
+        """`within` wraps methods inside the guard; `forwards` as for the guard."""
         limits = Limits(mesh.caller_streams, mesh.caller_bytes, mesh.call_seconds)
-        guard = Guard(known_keys(mesh.api_keys_file), limits)
+        guard = Guard(known_keys(mesh.api_keys_file), limits, forwards=forwards)
         meters = [Meter()] if metrics.is_on() else []
-        self.grpc = grpc.aio.server(interceptors=[*meters, guard], options=_OPTIONS)
+        self.grpc = grpc.aio.server(interceptors=[*meters, guard, *within], options=_OPTIONS)
         self._metrics = Listener(mesh.metrics_listen) if mesh.metrics_listen and metrics.is_on() else None
         self._mesh = mesh
         self._health = HealthServicer()
