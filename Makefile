@@ -137,11 +137,12 @@ isolated: setup ## Start each service from its extra and its own folder alone
 	@$(PY) ci/isolated.py $(ARGS)
 
 .PHONY: lock
-lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic: the newest)
+lock: setup ## Choose the locked versions anew: the newest that are a week old (anthropic, claude-agent-sdk: the newest)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --extra claude-code --universal --python-version 3.11 --quiet --upgrade \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' --output-file constraints.txt
+		--exclude-newer '7 days' --exclude-newer-package 'anthropic=0 days' \
+		--exclude-newer-package 'claude-agent-sdk=0 days' --output-file constraints.txt
 
 .PHONY: ci
 ci: ## Do all that CI does (installs system packages as root)

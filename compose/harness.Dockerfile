@@ -1,16 +1,12 @@
-# The harness service: its own extra and folder, services/kit and the stubs. `make images` builds it.
+# The harness service: its own extra and folder, services/kit, handmesh/replicas and the stubs. `make images` builds it.
 ARG BASE_IMAGE=python:3.13-slim
 FROM ${BASE_IMAGE} AS packages
 COPY compose/wheels /wheels
 COPY pyproject.toml constraints.txt compose/install.py /build/
-RUN python3 /build/install.py harness
+RUN python3 /build/install.py harness telemetry
 COPY compose/healthy.py /opt/handmesh/
-COPY handmesh/__init__.py /opt/handmesh/app/handmesh/
-COPY handmesh/error/v1 /opt/handmesh/app/handmesh/error/v1
-COPY handmesh/session/v1 /opt/handmesh/app/handmesh/session/v1
-COPY handmesh/harness/v1 /opt/handmesh/app/handmesh/harness/v1
-COPY handmesh/sandbox/v1 /opt/handmesh/app/handmesh/sandbox/v1
-COPY handmesh/vault_proxy/v1 /opt/handmesh/app/handmesh/vault_proxy/v1
+COPY handmesh /build/handmesh
+RUN cd /build && mkdir -p /opt/handmesh/app && cp -r --parents handmesh/__init__.py handmesh/*/v1 handmesh/replicas /opt/handmesh/app/
 COPY services/__init__.py /opt/handmesh/app/services/
 COPY services/kit /opt/handmesh/app/services/kit
 COPY services/harness /opt/handmesh/app/services/harness

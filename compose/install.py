@@ -1,6 +1,6 @@
-"""Installs what one service needs into /opt/handmesh, in an image: the project's dependencies and one extra.
+"""Installs what one service needs into /opt/handmesh, in an image: the project's dependencies and its extras.
 
-    python3 install.py EXTRA            in an image's build
+    python3 install.py EXTRA...         in an image's build
     python3 install.py --list EXTRA...  prints what it would install, in a work tree
 
 From the wheels of `make wheels` where there are any, which needs no network; else from the package index. Standard
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,10 @@ TARGET = Path("/opt/handmesh")
 WHEELS = Path("/wheels")
 
 
-def requirements(project: dict[str, Any], extra: str) -> list[str]:
-    """Returns the project's dependencies and an extra's, with those of the extras that it names."""
+def requirements(project: dict[str, Any], extras: Sequence[str]) -> list[str]:
+    """Returns the project's dependencies and those of extras, with those of the extras that they name."""
     wanted = list(project["dependencies"])
-    open_extras, seen = [extra], set()
+    open_extras, seen = list(extras), set[str]()
     while open_extras:
         name = open_extras.pop()
         if name in seen:
@@ -42,7 +43,7 @@ def main() -> None:
     folder = Path("/build") if sys.argv[1] != "--list" else Path(__file__).resolve().parents[1]
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     if sys.argv[1] == "--list":
-        wanted = {each.replace(" ", "") for extra in sys.argv[2:] for each in requirements(project, extra)}
+        wanted = {each.replace(" ", "") for each in requirements(project, sys.argv[2:])}
         sys.stdout.write("\n".join(sorted(wanted)) + "\n")
         return
     venv.create(TARGET, with_pip=False, symlinks=True)
@@ -50,7 +51,7 @@ def main() -> None:
     pip = [str(wheels[-1] / "pip")] if wheels else ["-m", "pip"]
     source = ["--no-index", "--find-links", str(WHEELS)] if wheels else []
     install = ["--python", str(TARGET / "bin" / "python"), "install", "--no-cache-dir", "--disable-pip-version-check"]
-    chosen = ["--constraint", str(folder / "constraints.txt"), *requirements(project, sys.argv[1])]
+    chosen = ["--constraint", str(folder / "constraints.txt"), *requirements(project, sys.argv[1:])]
     subprocess.run(
         [sys.executable, *pip, *install, *source, "--quiet", "--root-user-action=ignore", *chosen], check=True
     )

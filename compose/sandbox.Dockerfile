@@ -1,22 +1,20 @@
-# The sandbox service: its own extra and folder, services/kit and the stubs. `make images` builds it.
+# The sandbox service: its own extra and folder, services/kit, handmesh/replicas and the stubs. `make images` builds it.
 ARG BASE_IMAGE=python:3.13-slim
 FROM ${BASE_IMAGE} AS packages
 COPY compose/wheels /wheels
 COPY pyproject.toml constraints.txt compose/install.py /build/
-RUN python3 /build/install.py sandbox
+RUN python3 /build/install.py sandbox telemetry
 COPY compose/healthy.py /opt/handmesh/
-COPY handmesh/__init__.py /opt/handmesh/app/handmesh/
-COPY handmesh/error/v1 /opt/handmesh/app/handmesh/error/v1
-COPY handmesh/session/v1 /opt/handmesh/app/handmesh/session/v1
-COPY handmesh/harness/v1 /opt/handmesh/app/handmesh/harness/v1
-COPY handmesh/sandbox/v1 /opt/handmesh/app/handmesh/sandbox/v1
-COPY handmesh/vault_proxy/v1 /opt/handmesh/app/handmesh/vault_proxy/v1
+COPY handmesh /build/handmesh
+RUN cd /build && mkdir -p /opt/handmesh/app && cp -r --parents handmesh/__init__.py handmesh/*/v1 handmesh/replicas /opt/handmesh/app/
 COPY services/__init__.py /opt/handmesh/app/services/
 COPY services/kit /opt/handmesh/app/services/kit
 COPY services/sandbox /opt/handmesh/app/services/sandbox
 RUN /opt/handmesh/bin/python -m compileall -q /opt/handmesh/app
 
 FROM ${BASE_IMAGE}
+# It fetches repositories, where the base has no git.
+RUN command -v git >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends git && rm -rf /var/lib/apt/lists/*; }
 COPY --from=packages /opt/handmesh /opt/handmesh
 ENV PATH=/opt/handmesh/bin:/usr/local/bin:/usr/bin:/bin PYTHONUNBUFFERED=1
 USER 10001:10001

@@ -8,7 +8,20 @@ from typing import Annotated
 
 import typer
 
-from handmesh.cli import doctor, files, hand, harnesses, integrity, lifecycle, memory, mesh, running, sessions, vault
+from handmesh.cli import (
+    doctor,
+    files,
+    hand,
+    harnesses,
+    integrity,
+    lifecycle,
+    memory,
+    mesh,
+    running,
+    sessions,
+    trace,
+    vault,
+)
 
 EPILOG = """\b
 Start here:
@@ -17,6 +30,7 @@ Start here:
   handmesh run "list the files"  in another terminal: an agent at work
   handmesh sessions              what there is
   handmesh events ID             everything that happened
+  handmesh trace ID              what took how long, and which part failed
 
 \b
 A mesh elsewhere: set HANDMESH_ADDRESS=host:port, HANDMESH_API_KEY and, for its own authority, HANDMESH_CA_FILE.
@@ -36,6 +50,7 @@ app.command()(mesh.down)
 app.command(epilog=running.RUN_EPILOG)(running.run)
 app.command()(sessions.sessions)
 app.command(epilog=sessions.EVENTS_EPILOG)(sessions.events)
+app.command(epilog=trace.TRACE_EPILOG)(trace.trace)
 app.command()(sessions.send)
 app.command()(sessions.interrupt)
 app.command()(sessions.wake)

@@ -10,6 +10,8 @@ USAGE = 2
 REFUSED = 3
 LIMIT = 4
 INTERRUPTED = 5
+OVERCOME = 10
+PARTS = {"session": 11, "harness": 12, "hand": 13, "proxy": 14, "model": 15, "network": 16}
 TIMED_OUT = 124
 CTRL_C = 130
 
@@ -20,6 +22,8 @@ MEANINGS = {
     REFUSED: "the model refused to answer",
     LIMIT: "a limit was reached",
     INTERRUPTED: "somebody interrupted the turn",
+    OVERCOME: "`trace`: a part had failed, and the session went on",
+    **{code: f"`trace`: a fault of the {part} is in the way" for part, code in PARTS.items()},
     TIMED_OUT: "--timeout was over",
     CTRL_C: "Ctrl-C",
 }
@@ -41,3 +45,10 @@ def of_turn(ended: event_pb2.TurnEnded) -> int:
 def of_status(code: str) -> int:
     """Returns the exit code for a failed call, by its gRPC status."""
     return USAGE if code in ("INVALID_ARGUMENT", "OUT_OF_RANGE") else FAILED
+
+
+def of_verdict(part: str, state: str) -> int:
+    """Returns the exit code for what `trace` found."""
+    if not part:
+        return DONE
+    return PARTS[part] if state == "standing" else OVERCOME

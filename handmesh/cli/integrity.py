@@ -75,14 +75,17 @@ def _line(session_id: str, violation: session_pb2.Violation) -> str:
     return f"{session_id}  {violation.invariant}  position {violation.position}: {one_line(violation.message, 200)}"
 
 
-def migrate(data_directory: DataDirectory = None) -> None:
+def migrate(
+    data_directory: DataDirectory = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")] = False,
+) -> None:
     """Makes and changes what NATS keeps the logs in, for this version. `up` does so by itself; harmless at any time."""
 
     async def body() -> int:
         from handmesh.cli.options import resolved
         from handmesh.launcher.errors import LaunchError
         from handmesh.launcher.lock import running
-        from handmesh.launcher.migration import finish_migration, start_migration
+        from handmesh.launcher.migration import finish_migration, plan_migration, start_migration
         from handmesh.launcher.settings import MeshFiles, MeshSettings, Scripted
 
         directory = resolved(data_directory)
@@ -91,6 +94,10 @@ def migrate(data_directory: DataDirectory = None) -> None:
             raise LaunchError(f"no mesh runs on {directory}. Start one, which migrates too: handmesh up")
         model = Scripted(directory)  # nobody asks for it here
         settings = MeshSettings(directory, model, os.environ, mesh.ports)
+        if dry_run:
+            planned = await plan_migration(settings)
+            typer.echo("\n".join(planned) or "nothing is left to do", err=not planned)
+            return 0
         await finish_migration(start_migration(settings))
         typer.echo(f"NATS is as this version needs it; what was done is in {MeshFiles(directory).log('migrate')}")
         return 0

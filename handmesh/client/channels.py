@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import Message
 
 from handmesh.client.errors import raised
+from handmesh.client.tracing import traceparent
 from handmesh.replicas.channel import Replicas, is_single
 
 MESSAGE_BYTES = 8 * 1024 * 1024
@@ -83,7 +84,8 @@ class Link:
     ) -> Response:
         """Makes one unary call. Raises HandmeshError, with DEADLINE_EXCEEDED after `timeout` seconds."""
         try:
-            return await method(request, metadata=self.metadata, timeout=timeout)
+            metadata = (*self.metadata, ("traceparent", traceparent()))
+            return await method(request, metadata=metadata, timeout=timeout)
         except grpc.aio.AioRpcError as error:
             raise raised(error) from None
 

@@ -9,10 +9,11 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from handmesh.client import Client, connect
 from handmesh.client.health import listens
@@ -29,11 +30,28 @@ READY_SECONDS = 20.0
 LOOK_EVERY = 0.02
 
 
+class Parts(Protocol):
+    """What the story does to the mesh that it plays on: a process is killed and started again."""
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """Returns {part: process id} of the parts that run now."""
+        ...
+
+    async def kill(self, part: str) -> None:
+        """Kills one part with SIGKILL, as a crash would, and returns when it is gone."""
+        ...
+
+    async def restart(self, part: str) -> None:
+        """Starts one part again and returns when it is ready."""
+        ...
+
+
 @dataclass(frozen=True)
 class Stage:
     """All that the story uses. `data_directory` is the mesh's; the token's own file lies outside of it."""
 
-    mesh: Mesh
+    mesh: Parts
     client: Client
     data_directory: Path
     server_url: str

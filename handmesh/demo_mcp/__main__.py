@@ -53,7 +53,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(token: str, listener: socket.socket) -> None:
     config = uvicorn.Config(
-        make_app(token),
+        make_app(token, listener.getsockname()[0]),
         log_level="error",
         access_log=False,
         timeout_graceful_shutdown=SHUTDOWN_SECONDS,

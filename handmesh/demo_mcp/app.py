@@ -15,14 +15,17 @@ from handmesh.demo_mcp.shop import Shop
 MCP_PATH = "/mcp"
 
 
-def make_app(token: str) -> ASGIApp:
-    """Makes the application. `token` is the only one that is let in."""
+def make_app(token: str, host: str = "127.0.0.1") -> ASGIApp:
+    """Makes the application. `token` is the only one that is let in.
+
+    On loopback it answers to loopback's names alone; with another `host` to listen on, to whatever name it is called.
+    """
     shop = Shop()
 
     async def calls(request: Request) -> JSONResponse:
         return JSONResponse({"calls": shop.calls})
 
-    app: Starlette = shop.server().streamable_http_app(streamable_http_path=MCP_PATH)
+    app: Starlette = shop.server().streamable_http_app(streamable_http_path=MCP_PATH, host=host)
     app.router.routes.append(Route("/calls", calls))
     return _Gate(app, token)
 

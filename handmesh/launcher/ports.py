@@ -113,9 +113,9 @@ class Ports:
         """Returns `host:port` for the other services of the mesh."""
         return f"{HOST}:{self.as_mapping()[f'{service}_mesh']}"
 
-    def of_services(self) -> Iterable[int]:
-        """Returns the ports of the four services alone: all that a second replica of each listens on."""
-        return (port for name, port in self.as_mapping().items() if name.startswith(SERVICES))
+    def of_services(self) -> Iterable[tuple[str, int]]:
+        """Returns (name, port) of the four services alone: all that a second replica of each listens on."""
+        return (each for each in self.as_mapping().items() if each[0].startswith(SERVICES))
 
     def metrics(self, service: str) -> str:
         """Returns `host:port` of a service's metrics."""

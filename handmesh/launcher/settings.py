@@ -43,7 +43,8 @@ class MeshSettings:
 
     `caller_environment` is the environment of who starts it (`os.environ`), from which children inherit very little.
     `others` are the ports of the services' other replicas: as many more of each service are started. NATS, OpenBao and
-    the scripted model are one each, at `ports`. `extra` adds variables to single services: {service: {name: value}}.
+    the scripted model are one each, at `ports`. `extra` adds variables to single services and operators of the store:
+    {service: {name: value}}.
     """
 
     data_directory: Path
@@ -72,7 +73,8 @@ class MeshSettings:
     @property
     def listened_on(self) -> list[int]:
         """The ports that the mesh takes."""
-        return [*self.ports.as_mapping().values(), *(port for ports in self.others for port in ports.of_services())]
+        taken = [*self.ports.as_mapping().items(), *(each for ports in self.others for each in ports.of_services())]
+        return [port for name, port in taken if self.metrics or not name.endswith("_metrics")]
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ def operator_environment(operator: str, settings: MeshSettings) -> dict[str, str
         "HANDMESH_NATS_URL": f"nats://{HOST}:{settings.ports.nats}",
         "HANDMESH_NATS_CREDENTIALS_FILE": str(logins[operator]),
         "HANDMESH_LOG_LEVEL": settings.log_level,
+        **settings.extra.get(operator, {}),
     }
 
 

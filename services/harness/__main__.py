@@ -10,6 +10,7 @@ from os import getpid
 
 from handmesh.harness.v1.harness_pb2_grpc import add_HarnessServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
+from services.harness import counting
 from services.harness.adapters.anthropic import AnthropicModel
 from services.harness.adapters.giving import RemoteGiving
 from services.harness.adapters.memories import RemoteMemories
@@ -85,10 +86,16 @@ async def run(settings: Settings) -> None:
         settings.capacity,
         settings.linger,
     )
+    counting.allow_models(prices)
+    counting.watch(runs.list, settings.capacity, lambda: runs.draining)
     server = Server(settings)
     claims = Claims(session, runs, sorted(types), instance)
     servicer = HarnessServicer(
-        runs, listed, lambda session_id: offer(session, session_id), lambda: claims.drain(DRAIN_SECONDS)
+        runs,
+        listed,
+        lambda session_id: offer(session, session_id),
+        lambda: claims.drain(DRAIN_SECONDS),
+        claims.condition,
     )
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")

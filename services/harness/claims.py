@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 import grpc
 
 from handmesh.replicas.ranking import PIN_KEY
 from handmesh.session.v1.session_pb2 import ClaimWorkRequest, ClaimWorkResponse, ReleaseWorkRequest
+from services.harness.condition import SESSION, Condition
 from services.harness.runs import Ended, Runs
 from services.kit import failpoints
 from services.kit.channels import raised
-from services.kit.errors import ServiceError
+from services.kit.errors import ServiceError, Unavailable
 from services.kit.logs import Log
 
 RECONNECT_SECONDS = 0.2
@@ -40,6 +42,7 @@ class Claims:
         self._keeping: asyncio.Task[None] | None = None
         self._heard = asyncio.Event()
         self._draining: asyncio.Task[None] | None = None
+        self.condition = Condition(time.time)
 
     def start(self) -> None:
         """Keeps a stream open from now on, over restarts of the session service."""
@@ -77,8 +80,13 @@ class Claims:
             try:
                 await self._listen(capacity)
             except grpc.aio.AioRpcError as error:
-                _log.warning("claims broke off", reason=raised(error).reason)
+                problem = raised(error)
+                self.condition.failed(SESSION, problem)
+                _log.warning("claims broke off", reason=problem.reason)
             except TimeoutError:
+                silent = Unavailable("SESSION_UNAVAILABLE", "the stream of offers fell silent")
+                silent.answered = False
+                self.condition.failed(SESSION, silent)
                 _log.warning("claims fell silent")
             await asyncio.sleep(RECONNECT_SECONDS)
 
@@ -101,6 +109,7 @@ class Claims:
                 if offer is None:
                     return
                 self._heard.set()
+                self.condition.passed(SESSION)
                 if offer.session_id:
                     task = asyncio.create_task(self._work(offer))
                     self._working.add(task)

@@ -77,9 +77,10 @@ class Configured(Happened):
 
 @dataclass(frozen=True, slots=True)
 class Message(Happened):
-    """Someone wrote. `content` is JSON text of content blocks."""
+    """Someone wrote. `content` is JSON text of content blocks; `traceparent` the work that it came from, if known."""
 
     content: str
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from handmesh.session.v1.event_pb2 import Event
 from services.harness.condition import Condition
 from services.harness.ports import ASKING, LINGERING, HarnessType, Ports, SessionLog
+from services.kit import tracing
 from services.kit.errors import Conflict, Full, Gone, Refused, ServiceError, Unavailable
 from services.kit.logs import Log
 
@@ -133,6 +134,8 @@ class Runs:
         return self._linger if len(self._runs) <= self.capacity // 2 else 0.0
 
     async def _run(self, run: Run, kind: HarnessType, newest: Sequence[Event]) -> float | None:
+        tracing.continue_from("")  # what a turn belongs to, its log says
+        tracing.about(run.session_id)
         try:
             return await kind.run(self._open_log(run.session_id, newest), self._ports, self._instance, run)
         except Conflict as conflict:

@@ -14,6 +14,7 @@ from handmesh.session.v1.session_pb2 import (
     OFFER_OUTCOME_OFFERED,
     OfferWorkResponse,
 )
+from services.harness.condition import Condition, Hindrance
 from services.harness.runs import Runs
 from services.harness.types import Listed
 from services.kit.guard import Context
@@ -34,7 +35,9 @@ class HarnessServicer(HarnessServiceServicer):
         types: Sequence[Listed],
         offer: Callable[[str], Awaitable[OfferWorkResponse]],
         drain: Callable[[], Coroutine[Any, Any, None]],
+        condition: Condition,
     ) -> None:
+        self._condition = condition
         self._runs = runs
         self._offer = offer
         self._types = types
@@ -59,21 +62,26 @@ class HarnessServicer(HarnessServiceServicer):
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         answer = pb.ListRunsResponse(capacity=self._runs.capacity, draining=self._runs.draining)
+        answer.hindrances.extend(map(_hindrance, self._condition.hindrances))
         for run in self._runs.list():
             row = answer.runs.add(session_id=run.session_id, epoch=run.epoch, step=run.doing, harness=run.harness)
             row.start_time.FromNanoseconds(int(run.start_time * 1e9))
             row.step_time.FromNanoseconds(int(run.step_time * 1e9))
-            for it in run.running:
-                call = row.calls.add(tool_use_id=it.tool_use_id, tool_name=it.tool, hand=it.hand)
-                call.start_time.FromNanoseconds(int(it.start_time * 1e9))
+            for each in run.running:
+                call = row.calls.add(tool_use_id=each.tool_use_id, tool_name=each.tool, hand=each.hand)
+                call.start_time.FromNanoseconds(int(each.start_time * 1e9))
             if run.condition.heard is not None:
                 row.heard_time.FromNanoseconds(int(run.condition.heard * 1e9))
-            for it in run.condition.hindrances:
-                away = row.hindrances.add(service=it.service, reason=it.reason, answered=it.answered)
-                away.since_time.FromNanoseconds(int(it.since * 1e9))
+            row.hindrances.extend(map(_hindrance, run.condition.hindrances))
         return answer
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         if self._draining is None:
             self._draining = asyncio.create_task(self._drain())
         return pb.DrainResponse()
+
+
+def _hindrance(it: Hindrance) -> pb.Hindrance:
+    away = pb.Hindrance(service=it.service, reason=it.reason, answered=it.answered)
+    away.since_time.FromNanoseconds(int(it.since * 1e9))
+    return away

@@ -19,6 +19,7 @@ from handmesh.session.v1 import event_pb2, session_pb2
 from services.kit import channels
 from services.kit.errors import Unauthenticated, Unavailable
 from services.kit.logs import Log
+from services.kit.metrics import Gauge
 
 if TYPE_CHECKING:
     from handmesh.session.v1.session_pb2_grpc import SessionServiceAsyncStub
@@ -30,6 +31,10 @@ CHECK_SECONDS = 5.0  # for one question to the session service, with its retries
 RECONNECT_SECONDS = 0.2
 MOST_KEPT = 10_000
 
+WATCHED = Gauge(
+    "handmesh_revocations_watched",
+    "1 while the stream of revocations is up. While it is down, every grant is asked for anew.",
+)
 _log = Log("services.kit.grants")
 
 
@@ -70,6 +75,7 @@ class Grants:
         self._resumed = resumed
         self._vouched = vouched
         self._kept: dict[bytes, _Kept] = {}
+        WATCHED.watch(lambda: self._watching)
         self._watching = False
         self._news = 0  # counts revocations and changes of the stream: an answer that they overtook is not kept
 

@@ -116,7 +116,7 @@ class Gauge(Instrument):
     kind = "gauge"
 
     def __init__(self, name: str, meaning: str, *labels: Label) -> None:
-        self._read: Callable[[], float] | None = None
+        self._reads: dict[tuple[str, ...], Callable[[], float]] = {}
         super().__init__(name, meaning, *labels)
 
     def add(self, *values: str, by: float = 1) -> None:
@@ -129,14 +129,14 @@ class Gauge(Instrument):
         if self._real is not None:
             self._at(values).set(value)
 
-    def watch(self, read: Callable[[], float]) -> None:
-        """Reads it whenever somebody asks, on the event loop. For one without labels."""
-        self._read = read
+    def watch(self, read: Callable[[], float], *values: str) -> None:
+        """Reads it whenever somebody asks, on the event loop."""
+        self._reads[values] = read
 
     def sample(self) -> None:
-        """Reads it now, if it is watched."""
-        if self._read is not None:
-            self.set(self._read())
+        """Reads now what is watched of it."""
+        for values, read in self._reads.items():
+            self.set(read(), *values)
 
     def _made(self, registry: CollectorRegistry, labels: Sequence[str]) -> Any:
         from prometheus_client import Gauge as Real

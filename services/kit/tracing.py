@@ -22,6 +22,7 @@ from services.kit.errors import ServiceError
 TRACEPARENT = "traceparent"  # in a call's metadata
 INTERNAL, SERVER, CLIENT = "INTERNAL", "SERVER", "CLIENT"  # kinds of spans
 
+_WORD = re.compile(r"[A-Za-z0-9_.:/@-]{1,128}")
 _FORM = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 Attributes = Mapping[str, str | bool | int | float | Sequence[str]]
@@ -125,6 +126,11 @@ def continue_from(traceparent: str) -> None:
     _parent.set(traceparent if _FORM.fullmatch(traceparent) else "")
 
 
+def word(text: str) -> str:
+    """Returns an id or a name as it may be told. What has the look of neither is not told."""
+    return text if _WORD.fullmatch(text) else "_other"
+
+
 def about(session_id: str) -> None:
     """Says which session the rest of this task is about: log lines name it."""
     _session.set(session_id)
@@ -133,7 +139,7 @@ def about(session_id: str) -> None:
 class Live(Span):
     """A span that is recorded. Becomes the current one within `with`."""
 
-    __slots__ = ("_recorder", "_recording", "_token", "traceparent")
+    __slots__ = ("_failed", "_recorder", "_recording", "_token", "traceparent")
 
     def __init__(
         self,
@@ -148,13 +154,17 @@ class Live(Span):
         self._recorder = recorder
         self._recording, self.traceparent = recorder.begin(name, kind, parent, attributes, outside=outside)
         self._token: contextvars.Token[str] | None = None
+        self._failed = False
 
     def set(self, attributes: Attributes) -> None:
         """Adds attributes."""
         self._recording.set_attributes(attributes)
 
     def fail(self, reason: str) -> None:
-        """Marks the span as failed."""
+        """Marks the span as failed. The first reason counts."""
+        if self._failed:
+            return
+        self._failed = True
         self._recording.set_attributes({"error.type": reason})
         self._recorder.failed(self._recording)
 

@@ -16,7 +16,7 @@ from services.kit.grants import Grants
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.kit.settings import SettingsError
-from services.sandbox import backends, environments
+from services.sandbox import backends, counting, environments
 from services.sandbox.dialled_server import Workers
 from services.sandbox.doorman import Doorman
 from services.sandbox.forwarding import Forwarding
@@ -74,6 +74,7 @@ async def run(settings: Settings) -> None:
     channel = None
     if settings.session_address:
         channel = channels.connect(settings.session_address, settings.tls_dir, pinned=settings.pinned)
+    counting.allow_environments({name: recipe.pool for name, recipe in known.recipes.items()}, pools.free)
     sessions = SessionClient(SessionServiceStub(channel)) if channel is not None else None
     resources = Resources(SessionService(channel) if channel is not None else None, Mounts(hands.state_dir / "mounts"))
     passes = Passes()

@@ -9,6 +9,7 @@ from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceServicer
 from services.kit.errors import Denied
 from services.kit.guard import Context
+from services.sandbox import counting
 from services.sandbox import dialled_messages as messages
 from services.sandbox.backends import DIALLED, Backends
 from services.sandbox.environments import Environments
@@ -31,10 +32,14 @@ class Workers:
         self._check_name(checked, request.name)
         works = self._backends.takes_workers().connect(messages.registration(request, checked))
         with self._tokens.link(checked.token_id, token) as check:
-            async with aclosing(works):
-                async for work in works:
-                    check()
-                    yield messages.work(work)
+            counting.WORKERS.add()
+            try:
+                async with aclosing(works):
+                    async for work in works:
+                        check()
+                        yield messages.work(work)
+            finally:
+                counting.WORKERS.add(by=-1)
 
     def _check_name(self, checked: Checked, name: str) -> None:
         recipe = self._environments.recipes.get(checked.name)

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from services.kit.errors import ServiceError
 from services.kit.logs import Log
+from services.sandbox import counting
 from services.sandbox.backends import Backends
 from services.sandbox.hand import Hand, SandboxInfo
 from services.sandbox.owners import Owners
@@ -172,6 +173,8 @@ class Reaper:
             mine = info is not None and info.labels.session_id == labels.session_id and info.labels.move is None
             if mine:
                 await self._sandboxes.release(labels.sandbox_id)
+                counting.REAPED.add(why.lower())
                 _log.info("sandbox reaped", sandbox_id=labels.sandbox_id, session_id=labels.session_id, why=why)
         except ServiceError as error:
+            counting.REAP_FAILURES.add()
             _log.warning("sandbox not reaped", sandbox_id=labels.sandbox_id, reason=error.reason)

@@ -16,7 +16,7 @@ from services.kit import failpoints
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
-from services.sandbox import core, owners_core
+from services.sandbox import core, counting, owners_core
 from services.sandbox.backends import Backends
 from services.sandbox.doorman import Doorman
 from services.sandbox.environments import Environments
@@ -130,13 +130,14 @@ class Sandboxes:
         backend = self._backends.hand(recipe.backend)
         labels = _labels(self._backends.mint(), wanted, recipe, tenant)
         _check_able(backend, load)
-        preparing = None
+        preparing, began, how = None, time.monotonic(), "pool"
         if load.repositories:
             door = self._doorman.speaks_for(wanted.session_id)
             preparing = asyncio.create_task(self._planting.prepare(load.repositories, door))
         try:
             info = await self._pools.claim(recipe, labels, load.contents)
             if info is None:
+                how = "cold"
                 info = await backend.provision(recipe, labels, load.contents)
             self._backends.remember(backend, info)
             with self._resources.at_work(info.labels.sandbox_id):
@@ -144,10 +145,15 @@ class Sandboxes:
                 if preparing is not None:
                     await self._plant(backend, info, load.repositories, preparing)
                 await self._mount(backend, info, load)
+        except ServiceError:
+            counting.PROVISION_FAILURES.add(recipe.name)
+            raise
         finally:
             if preparing is not None:
                 preparing.cancel()
                 await asyncio.gather(preparing, return_exceptions=True)
+        counting.PROVISIONED.add(recipe.name, how)
+        counting.PROVISION_SECONDS.observe(time.monotonic() - began, how)
         failpoints.hit("sandbox.sandbox_made")
         return info
 
@@ -230,6 +236,8 @@ class Sandboxes:
             self._backends.forget(call.sandbox_id)
             raise
         seconds, outcome = round(time.monotonic() - began, 6), result.outcome.name
+        counting.EXECUTIONS.add(call.name, outcome.lower())
+        counting.EXECUTION_SECONDS.observe(seconds, call.name)
         about = {"sandbox_id": call.sandbox_id, "execution_id": id, "tool": call.name}
         _log.info("tool finished", **about, outcome=outcome, seconds=seconds)
         return result
@@ -397,14 +405,17 @@ class Sandboxes:
 
     async def tidy(self) -> None:
         """Removes what is left of sandboxes that have died or were never finished."""
-        planted, living = self._planting.planted(), set[str]()
+        planted, living, environments = self._planting.planted(), set[str](), list[str]()
         for hand in self._backends.with_state():
             try:
                 await hand.tidy()
-                living |= {info.labels.sandbox_id for info in await hand.list()}
+                found = [info.labels for info in await hand.list()]
+                living |= {labels.sandbox_id for labels in found}
+                environments += [labels.environment for labels in found if not labels.pool]
             except ServiceError as error:
                 _log.warning("not tidied", reason=error.reason, message=error.message)
                 living |= planted  # it cannot be told which of them are gone
+        counting.living(environments)
         await self._backends.prune()
         await self._planting.tidy(planted - living)
         await self._doorman.tidy(living)

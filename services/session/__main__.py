@@ -15,7 +15,7 @@ from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_s
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
 from services.kit.settings import SettingsError
-from services.session import retention
+from services.session import counting, retention
 from services.session.admission import MAX_SESSION_BYTES
 from services.session.audit import Audit
 from services.session.blobs import Blobs
@@ -146,6 +146,8 @@ async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vo
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
     whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch)
+    whole.claims.count()
+    counting.WATCHERS.watch(lambda: whole.watcher.watches)
     server = Server(settings)
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)

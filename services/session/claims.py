@@ -26,6 +26,7 @@ from handmesh.session.v1.event_pb2 import TakeoverCause
 from services.kit import failpoints
 from services.kit.errors import Gone, Unavailable
 from services.kit.logs import Log as Journal
+from services.session import counting
 from services.session.bounded import Bounded
 from services.session.core import WriteState, may_be_timed, needs_harness
 from services.session.holders import Holders, Word
@@ -93,6 +94,15 @@ class Claims:
         finally:
             for stop in stops:
                 await stop()
+
+    def count(self) -> None:
+        """Lets it be counted how many harnesses and claims there are here."""
+        counting.CLAIMS.watch(lambda: len(self._claims))
+        counting.HARNESSES.watch(lambda: sum(1 for stream in self._streams if stream.harnesses))
+
+    async def waiting(self) -> int:
+        """Returns how many sessions are in the queue, waiting or taken."""
+        return await self._queue.size()
 
     async def served(self) -> dict[str, Room]:
         """Returns which harness types are served, at whatever replica, and how much room there is."""
@@ -170,6 +180,7 @@ class Claims:
         """
         check(capacity, harnesses)
         stream = Stream(capacity, instance, harnesses if capacity else ())
+        counting.allow_types(stream.harnesses)
         self._streams.add(stream)
         pulls: list[asyncio.Task[None]] = []
         try:
@@ -264,8 +275,10 @@ class Claims:
             await item.back()
         else:
             events = self._newest.take(session_id, state.head)
-            due = self._now() + int(TAKE_UP_SECONDS * 1e9)
+            now = self._now()
+            due = now + int(TAKE_UP_SECONDS * 1e9)
             self._register(Claim(session_id, harness, state.head, item, stream, events, due))
+            counting.claimed(state, now)
 
     async def _is_elsewhere(self, session_id: str, item: WorkItem) -> bool:
         """Says whether its harness went to another replica, which then has the item."""

@@ -14,7 +14,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from handmesh.session.v1.config_pb2 import SessionConfig
 from handmesh.session.v1.event_pb2 import Event, TokenUsage, TurnEndReason
 from handmesh.session.v1.session_pb2 import GetEventsResponse, Session, SessionStatus
-from services.kit import ids
+from services.kit import ids, tracing
 from services.kit.errors import Invalid, Refused
 from services.session import core
 from services.session.core import Fact, Usage, WriteState
@@ -47,7 +47,9 @@ def fact_of(event: Event, emitter: str) -> Fact:
         ids.check("event_id", event.event_id)
     else:
         event.event_id = ids.mint("evt")
-    if event.traceparent and len(event.traceparent) > 128:
+    if not event.traceparent:
+        event.traceparent = tracing.current()  # whoever emits it may be no tracer
+    elif len(event.traceparent) > 128:
         raise Invalid("EVENT_INVALID", "traceparent has at most 128 characters", field="traceparent")
     body: Any = getattr(event, kind) if kind else None
     if kind == "message_received" and emitter != SESSION:

@@ -176,6 +176,9 @@ class WorkQueue(Protocol):
         None when the session is not in the queue, or waits there to be taken.
         """
 
+    async def size(self) -> int:
+        """Counts the sessions in the queue, of all harness types, waiting or taken."""
+
 
 class Wire(Protocol):
     """Tells every replica, this one included. What is sent may be lost; it is never stored."""

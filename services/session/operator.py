@@ -8,6 +8,7 @@ raised, in NATS's own words, when there was one.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
@@ -27,6 +28,8 @@ CONNECT_SECONDS = 30.0  # NATS may start at the same time
 ANSWER_SECONDS = 10.0
 RECONNECT_SECONDS = 0.05
 NOT_FOUND = 10059  # JetStream's code for a stream that is not there
+NO_MESSAGE = 10037  # for a subject that has nothing
+NEWER = 10071  # and for a subject that has moved on
 
 
 @dataclass(frozen=True)
@@ -83,33 +86,62 @@ class Operator:
 
     async def ask(self, subject: str, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Asks JetStream's API. An `error` in the answer is the caller's to look at. Raises StoreError without one."""
-        return dict(json.loads((await self._request(subject, question or {})).data))
+        return dict(json.loads((await self._request(f"$JS.API.{subject}", json.dumps(question or {}).encode())).data))
 
     async def value(self, stream: str, subject: str) -> bytes:
         """Returns what a stream has on a subject; nothing when it has nothing there. Raises StoreError."""
-        answer = await self._request(f"DIRECT.GET.{stream}", {"last_by_subj": subject})
+        question = json.dumps({"last_by_subj": subject}).encode()
+        answer = await self._request(f"$JS.API.DIRECT.GET.{stream}", question)
         return b"" if (answer.headers or {}).get("Status") else answer.data
 
-    async def _request(self, subject: str, question: Mapping[str, Any]) -> Msg:
+    async def entry(self, stream: str, subject: str) -> tuple[bytes, int]:
+        """Returns what a stream's leader has on a subject, and its revision for `put`: nothing and 0 when there is
+        none. Raises StoreError."""
+        answer = await self.ask(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject})
+        if answer.get("error", {}).get("err_code") == NO_MESSAGE:
+            return b"", 0
+        if "error" in answer:
+            raise StoreError(f"{subject}: {answer['error'].get('description')}")
+        return base64.b64decode(answer["message"].get("data", "")), int(answer["message"]["seq"])
+
+    async def put(self, subject: str, value: bytes, revision: int | None = None) -> int:
+        """Stores a value, if there is nothing newer than `revision` on its subject; None stores it in any case. Returns
+        its revision, or 0 when there is something newer. Raises StoreError."""
+        headers = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
+        answer = json.loads((await self._request(subject, value, headers)).data)
+        if answer.get("error", {}).get("err_code") == NEWER:
+            return 0
+        if "error" in answer:
+            raise StoreError(f"{subject}: {answer['error'].get('description')}")
+        return int(answer["seq"])
+
+    async def _request(self, subject: str, data: bytes, headers: Mapping[str, str] | None = None) -> Msg:
         self._complaint = ""
         try:
-            return await self.client.request(
-                f"$JS.API.{subject}", json.dumps(question).encode(), timeout=ANSWER_SECONDS
-            )
+            return await self.client.request(subject, data, timeout=ANSWER_SECONDS, headers=dict(headers or {}) or None)
         except (OSError, nats.errors.Error) as problem:
             raise StoreError(f"{subject}: {self._complaint or type(problem).__name__}") from None
 
 
-def main(name: str, kind: type[S], run: Callable[[S], Coroutine[Any, Any, None]]) -> None:
-    """Runs an operator to its end. A service's own `main` would bring gRPC, which takes longer than a migration."""
-    if configured.arguments(name, f"services.session.{name}", kind).parse_args().check:
+def main(
+    name: str, kind: type[S], run: Callable[..., Coroutine[Any, Any, None]], flags: Mapping[str, str] | None = None
+) -> None:
+    """Runs an operator to its end. A service's own `main` would bring gRPC, which takes longer than a migration.
+
+    `flags` are options of its own, without their dashes, with their meaning; `run` gets each as true or false.
+    """
+    parser = configured.arguments(name, f"services.session.{name}", kind)
+    for flag, meaning in (flags or {}).items():
+        parser.add_argument(f"--{flag}", action="store_true", help=meaning)
+    chosen = vars(parser.parse_args())
+    if chosen.pop("check"):
         configured.check(name, kind, ())
         return
     values = configured.read(name, kind)
     logs.set_up(values.log_level)
     configured.warn_of_unread(kind)
     try:
-        asyncio.run(run(values))
+        asyncio.run(run(values, **chosen))
     except StoreError as problem:
         sys.exit(f"{name}: {problem}")
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from handmesh.session.v1.session_pb2 import PublishPreviewsRequest, PublishPreviewsResponse
+from services.kit import metrics
 from services.kit.errors import Conflict, Invalid
+from services.session import counting
 from services.session.watcher import Watcher
 from services.session.writer import Writer
 
 MAX_BYTES = 64 * 1024  # of one message
+_ANSWERING = ("text", "thinking", "tool_input")
 CHECK_SECONDS = 1.0  # between two looks at whose the session is
 
 
@@ -27,7 +31,7 @@ class Previews:
         Where it is asked, also whether anybody is shown them. Raises Conflict (`EPOCH_STALE`) once a newer harness owns
         the session.
         """
-        session_id, epoch, checked, dropped, asked = "", 0, 0.0, 0, False
+        session_id, epoch, checked, dropped, asked, counted = "", 0, 0.0, 0, False, 0
         async for request in requests:
             if not session_id:
                 session_id, epoch = request.session_id, request.epoch
@@ -43,10 +47,21 @@ class Previews:
             if request.ByteSize() > MAX_BYTES:
                 dropped += len(request.previews)
             else:
+                counted = self._count(session_id, request, counted)
                 request.epoch = epoch  # read from the first message only
                 await self._watcher.show(session_id, request)
         watched = asked and await self._watcher.shown(session_id)
         return PublishPreviewsResponse(dropped=dropped, watched=watched)
+
+    def _count(self, session_id: str, request: PublishPreviewsRequest, counted: int) -> int:
+        """Counts how long a message waited for the first piece of its answer; returns its position. `counted` was."""
+        state = self._writer.remembered(session_id) if metrics.is_on() else None
+        if state is None or counted >= state.message or state.message <= state.settled:
+            return counted
+        if state.answered or not any(piece.WhichOneof("delta") in _ANSWERING for piece in request.previews):
+            return counted
+        counting.FIRST_BYTE_SECONDS.observe(max(0, time.time_ns() - state.message_time) / 1e9)
+        return state.message
 
     async def _check(self, session_id: str, epoch: int) -> None:
         owner = (await self._writer.current(session_id)).epoch

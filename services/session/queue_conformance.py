@@ -89,6 +89,19 @@ async def queue_11_adopts_what_is_gone_already(store: Store) -> None:
     await (await _take(store, harness)).done()
 
 
+async def queue_12_counts_what_it_has(store: Store) -> None:
+    """What waits and what is taken counts, once each; what is done does not."""
+    harness, session = _harness(), ids.mint("sess")
+    before = await store.queue.size()
+    await store.queue.put(harness, session)
+    await store.queue.put(harness, session)
+    assert await store.queue.size() == before + 1
+    taken = await _take(store, harness)
+    assert await store.queue.size() == before + 1
+    await taken.done()
+    assert await store.queue.size() == before
+
+
 def _harness() -> str:
     return ids.mint("type")
 

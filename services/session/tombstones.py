@@ -85,6 +85,8 @@ class LivingLog:
         found = await self._log.read(session_id, start, end, max_bytes)
         if found and is_fence(found[-1]):
             raise gone(session_id)
+        if not found or found[0].first_position > start:
+            await self._check(session_id)  # purged, and then it is no damage
         return found
 
     async def head(self, session_id: str, hint: StoredBatch | None = None) -> StoredBatch | None:

@@ -11,9 +11,10 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
+from services.kit import metrics
 from services.kit.errors import ServiceError, Unavailable
 from services.kit.logs import Log as Journal
-from services.session import retention
+from services.session import counting, retention
 from services.session.claims import Claims
 from services.session.core import needs_harness
 from services.session.index import Index, survey
@@ -83,6 +84,9 @@ class Upkeep:
         index knows it when the process that appended lives on, or once `look` has looked into all logs.
         """
         await self._listing.sync()
+        if metrics.is_on():
+            counting.sessions(row.status for _, _, row in self._listing.rows() if row.made and not row.archived)
+            counting.QUEUE.set(await self._claims.waiting())
         waiting = self._listing.at_work()
         for start in range(0, len(waiting), AT_ONCE):
             part = waiting[start : start + AT_ONCE]

@@ -9,6 +9,7 @@ A little longer than a module should be: one class around one lock, which is rea
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from handmesh.session.v1.event_pb2 import Event
 from services.kit.errors import Invalid, Refused, ServiceError, Unavailable
 from services.kit.logs import Log as Journal
-from services.session import codec
+from services.session import codec, counting
 from services.session.admission import MAX_SESSION_BYTES, admit, check_emitters, check_owner
 from services.session.core import Fact, WriteState, fold, known
 from services.session.integrity import SETTLING, Mark, Marks, fits
@@ -105,15 +106,18 @@ class Writer:
     async def append(self, session_id: str, draft: Draft) -> Appended:
         """Appends, and returns once the events are durable. Raises what `EmitEvent` promises."""
         check_emitters(draft.facts)
-        kept = self._keep(session_id)
+        kept, began = self._keep(session_id), time.perf_counter()
         try:
             async with kept.lock:
                 appended = await self._append(session_id, kept, draft)
-        except DeletedError:
-            self._forget(session_id, kept)
+        except ServiceError as problem:
+            counting.refused(problem)
+            if isinstance(problem, DeletedError):
+                self._forget(session_id, kept)
             raise
         finally:
             self._forget_if_strange(session_id, kept)
+        counting.appended(began, duplicate=appended.duplicate)
         if any(fact.kind in SETTLING for fact in draft.facts):
             await self._marks.settle(session_id)
         return appended
@@ -199,22 +203,23 @@ class Writer:
 
     async def _store(self, session_id: str, kept: _Kept, draft: Draft) -> Appended:
         state, first = kept.state, kept.state.head + 1
-        time = max(self._now(), state.update_time)  # never back: slices are found by time
+        now = max(self._now(), state.update_time)  # never back: slices are found by time
         emitters = [fact.emitter for fact in draft.facts]
-        data = codec.seal(draft.events, emitters, first, time, draft.epoch)
+        data = codec.seal(draft.events, emitters, first, now, draft.epoch)
         batch = StoredBatch(first, len(draft.events), state.digest, data)
         asyncio.get_running_loop().call_soon(getattr, batch, "digest")  # hashed while the store works
         await self._log.append(session_id, batch)
         names = len(state.names)
+        counting.stored(draft.facts, state, now)
         for fact in draft.facts:
-            fold(state, fact, time)
+            fold(state, fact, now)
         state.digest = batch.digest
         state.size += len(data)
         self._weigh(session_id, kept, names)
         self._snapshot(session_id, kept)
         self._marks.note(session_id, Mark(state.head, state.digest, state.tenant))
         await self._wire.send(NOTE, session_id, codec.note(batch))
-        return Appended(first, time, False, state, data, batch.last_position)
+        return Appended(first, now, False, state, data, batch.last_position)
 
     async def _read_on(self, session_id: str, kept: _Kept) -> None:
         """Reads what took our position, in one step: whoever is slower here loses the next position too."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 from handmesh.session.v1 import event_pb2, session_pb2
-from services.kit import channels, ids
+from services.kit import channels, ids, tracing
 from services.kit.errors import Unavailable
 from services.kit.logs import Log
 from services.vault_proxy.core.catalog import Change
@@ -101,6 +101,7 @@ class Audit:
         self._take(session_id, event_pb2.Event(event_id=ids.mint("door"), ignorable=True, door_refused=refusal))
 
     def _take(self, session_id: str, event: event_pb2.Event) -> None:
+        event.traceparent = tracing.current()  # of the call that is told of; it is told behind that
         if len(self._waiting) >= MOST_WAITING:
             dropped = self._waiting.popleft()
             _log.error("an event was dropped", session_id=dropped.session_id, event_id=dropped.event.event_id)

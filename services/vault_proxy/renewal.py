@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from services.kit.errors import Conflict, Refused, ServiceError, Unauthenticated, Unavailable
 from services.kit.logs import Log
 from services.kit.origin import Allowed, UrlRefused, origin_of
-from services.vault_proxy import trail
+from services.vault_proxy import counting, trail
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.core import renewal
 from services.vault_proxy.core.renewal import Failed, Need, Renewed
@@ -35,6 +35,7 @@ POLL_SECONDS = 0.1  # between two looks at what somebody else renews
 STORE_SECONDS = 0.5  # between two tries to store what was renewed
 WAIT_SECONDS = 45.0  # at most, for all of it: more than a lease
 CLOSE_SECONDS = 1.0
+_OUTCOMES = {"refreshed": "refreshed", "CREDENTIAL_REVOKED": "revoked", "CREDENTIAL_REFRESH_FAILED": "failed"}
 
 _log = Log("services.vault_proxy.renewal")
 
@@ -133,6 +134,7 @@ class Renewal:
             case Failed.OTHERWISE:
                 after = f"{now + renewal.BACKOFF_SECONDS:.3f}"
                 changes, result = {**renewal.CLEARED, renewal.RENEW_AFTER: after}, "CREDENTIAL_REFRESH_FAILED"
+        counting.REFRESHES.add(_OUTCOMES[result])
         self._audit.used(access.told, _host(fields), "", credential, result)
         await self._keep(access, path, changes, document, now + renewal.LEASE_SECONDS)
         if not isinstance(outcome, Renewed):

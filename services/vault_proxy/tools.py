@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from handmesh.session.v1.event_pb2 import ToolsOffered
 from services.kit import failpoints, ids
 from services.kit.errors import Denied, Gone, Invalid, ServiceError
 from services.kit.logs import Log
+from services.vault_proxy import counting
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.core import naming
 from services.vault_proxy.core.answer import Answer, parse_input, read_answer
@@ -184,20 +186,22 @@ class Tools:
         tool = await self._tool(access, server, call.name)
         if call.offered is not None:
             await self._compare(access, server, call.offered)
-        use, result = Use(), "SERVER_UNAVAILABLE"
+        use, result, counted, began = Use(), "SERVER_UNAVAILABLE", "SERVER_UNAVAILABLE", time.monotonic()
         try:
             failpoints.hit("vault_proxy.call_asked")
             raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use, say)
             failpoints.hit("vault_proxy.call_answered", lambda: ServerLost(server.name, "was cut off", begun=True))
             answer = read_answer(raw, scrubber)
             self._connections.tell(scrubber, access, server, use)
-            result = use.told
+            result, counted = use.told, answer.outcome.name.lower()
         except ServiceError as problem:
-            result = problem.reason
+            result = counted = problem.reason
             if isinstance(problem, ServerLost) and problem.begun and not tool.idempotent:
                 raise MayHaveRun from problem
             raise
         finally:
+            counting.CALLS.add(counted)
+            counting.CALL_SECONDS.observe(time.monotonic() - began)
             if use.credential is not None:
                 self._audit.used(access.session_id, server.name, execution_id, use.credential, result)
         return answer

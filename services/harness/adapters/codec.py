@@ -122,7 +122,9 @@ def calls_of(content: str, stop_reason: str) -> tuple[core.ToolCall, ...]:
 _FACTS: dict[str, Any] = {
     "session_started": lambda event, it: core.Started(event.position, config_of(it.config), time=_when(event)),
     "config_changed": lambda event, it: core.Configured(event.position, config_of(it.config), time=_when(event)),
-    "message_received": lambda event, it: core.Message(event.position, it.content_json, time=_when(event)),
+    "message_received": lambda event, it: core.Message(
+        event.position, it.content_json, event.traceparent, time=_when(event)
+    ),
     "interrupt_requested": lambda event, _: core.Interrupt(event.position, time=_when(event)),
     "harness_woke": lambda event, _: core.Woke(event.position, time=_when(event)),
     "tools_offered": _offered,

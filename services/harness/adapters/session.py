@@ -24,6 +24,7 @@ from handmesh.session.v1.session_pb2 import (
 from services.harness.adapters.codec import fact_of
 from services.harness.core import BlobRef, Fact
 from services.harness.ports import Appended, Page, Slice
+from services.kit import tracing
 from services.kit.channels import raised
 from services.kit.errors import Conflict, Full, Unavailable
 from services.kit.grants import GRANT_KEY
@@ -78,7 +79,10 @@ class RemoteLog:
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
-        """Appends events in one step (see `SessionLog.emit`)."""
+        """Appends events in one step (see `SessionLog.emit`). They keep which work they belong to."""
+        for event in events:
+            if not event.traceparent:
+                event.traceparent = tracing.current()
         request = EmitEventsRequest(
             session_id=self.session_id, events=events, epoch=epoch, expected_position=expected_position
         )

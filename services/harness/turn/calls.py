@@ -7,10 +7,12 @@ an `ErrorRaised` that says which part it was.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from handmesh.session.v1.event_pb2 import Event
+from services.harness import counting
 from services.harness.adapters import codec
 from services.harness.condition import SANDBOX, SESSION, VAULT_PROXY
 from services.harness.core import MESH, ToolResult
@@ -18,6 +20,7 @@ from services.harness.journal import Journal
 from services.harness.mesh.calls import MeshCalls
 from services.harness.mesh.tool import NotYet
 from services.harness.ports import Ports, Sandbox, Toolbox
+from services.harness.turn import traced
 from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.core import LookUpTools, RunCall
 from services.harness.turn.log_views import LogViews
@@ -175,18 +178,25 @@ class Calls:
 
     async def run(self, run: RunCall) -> None:
         """Says that a call starts, sends it, and says what came back."""
+        with traced.tool(run) as span:
+            await self._run(run, span)
+
+    async def _run(self, run: RunCall, span: traced.ToolSpan) -> None:
         if run.started is None:
             await self._journal.say(codec.call_started(run.call, run.hand, run.sandbox_id))
         failpoints.hit("harness.call_started")
         if run.sandbox_id:
             await self._refresh_log(run.hand, run.sandbox_id)
-        head = self._state().head  # what comes while it runs may be what it waits for
+        head, began = self._state().head, time.perf_counter()  # what comes while it runs may be what it waits for
         try:
             result = await (self._of_mesh(run) if run.hand == MESH else self._shown(run))
         except NotYet as later:
             self.waits.note(run.call.id, head, later.until)
             return
+        span.came(result)
         failpoints.hit("harness.result_returned")
+        kind = counting.kind_of(run.tool, run.hand == MESH, bool(run.sandbox_id))
+        counting.finished(kind, result.outcome, time.perf_counter() - began)
         lost = result.outcome == "GONE" and run.sandbox_id not in self._left
         if lost and run.sandbox_id:  # several calls may find that out: it is said once
             await self._journal.say(codec.detached(run.hand, run.sandbox_id, "the sandbox is gone"))

@@ -20,6 +20,7 @@ from services.harness.turn.ahead import turn_ended
 from services.harness.turn.calls import Calls
 from services.harness.turn.lately import Known, Lately, Told
 from services.harness.turn.state import State, fold
+from services.harness.turn.traced import TurnSpan
 from services.harness.turn.traits import Traits
 from services.kit import ids
 from services.kit.errors import Conflict
@@ -100,6 +101,7 @@ class TurnType:
         """Takes the session up and returns what is to be done. Raises Conflict when another harness was faster."""
         epoch = turn.state.epoch
         while True:
+            turn.span.follow(turn.state)
             action, head = turn.decide(), turn.state.head
             if isinstance(action, core.Rest):
                 return action
@@ -135,6 +137,7 @@ class Turn:
         self._traits = traits
         self._calls = Calls(self.journal, ports, lambda: self.state, traits)
         self.answering = answering(self.journal, ports, lambda: self.state, known.told if known else None)
+        self.span = TurnSpan(log.session_id)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, core.RunCall] = {}  # by key
 
@@ -148,6 +151,7 @@ class Turn:
     def took_up(self) -> None:
         """Tells that the session is this harness's."""
         self._progress.took_up(self.journal.epoch)
+        self.span.took_up(self.journal.epoch)
 
     def begin(self, action: core.Action) -> None:
         """Asks the model while the session is being taken up. What it answers is shown and said once that is done.
@@ -161,6 +165,7 @@ class Turn:
     async def work(self) -> float | None:
         """Works until the state says to rest; returns until when, if not only until something happens."""
         while True:
+            self.span.follow(self.state)
             self.journal.check()
             head, now = self.state.head, self._ports.now()
             decided = core.decide(self.state, now, self._traits)
@@ -277,6 +282,7 @@ class Turn:
         await self.cancel()
         await self.answering.close()
         await self.journal.close()
+        self.span.end()
 
     async def _answer(self) -> None:
         for _ in range(2):

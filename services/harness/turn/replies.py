@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from handmesh.session.v1.event_pb2 import Event, ModelReplied
+from services.harness import counting
 from services.harness.adapters import codec
 from services.harness.answer import Show
 from services.harness.journal import Journal
@@ -21,6 +22,7 @@ from services.harness.turn.failure import Exhausted, Later, after_failure
 from services.harness.turn.showing import Showing
 from services.harness.turn.state import State
 from services.harness.turn.timed import Timed
+from services.harness.turn.traced import chat
 from services.harness.turn.traits import Traits
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
@@ -84,7 +86,8 @@ class Replies:
         beginning = asyncio.create_task(self._begin(showing, read), name="begin previews")
         timed = self._timed = Timed(showing.show, self._ports.now, self._journal.condition)
         try:
-            answer = await ask(timed.show)
+            asked = counting.asked(ask, timed.show, lambda it: counting.model_of(self._ports.prices, it.model))
+            answer = await chat(self.model(), asked)
             timed.ends()
             await beginning
         except BaseException:
@@ -93,6 +96,13 @@ class Replies:
             raise
         showing.drop()
         return answer
+
+    def model(self) -> str:
+        """Names the model that is asked: the session's, or the newest that is known."""
+        named, newest = self._state().config.model, self._newest
+        if named or newest is None or not newest.done() or newest.cancelled() or newest.exception() is not None:
+            return named
+        return newest.result()
 
     async def _begin(self, showing: Showing, read: int) -> None:
         previews = await self._journal.previews()
@@ -148,12 +158,18 @@ class Replies:
         else:
             events = [event]  # its calls are known when it was read back
         try:
-            if not await self._journal.say_while(self._is_mine, *events):
+            if await self._journal.say_while(self._is_mine, *events):
+                self.count(answer, replied.cost_micros)
+            else:
                 self._showing.discard()
         finally:  # an answer that ends the turn may be read before the log's word is here, and this task ended with it
             reply = self._state().reply
             if reply is not None and reply.read == read and reply.position > epoch:
                 failpoints.hit("harness.reply_stored")
+
+    def count(self, answer: Answer, cost_micros: int | None) -> None:
+        """Counts an answer that is in the log."""
+        counting.answered(counting.model_of(self._ports.prices, answer.model), answer.usage, cost_micros)
 
     def _is_mine(self) -> bool:
         """Tells whether the session is still of this type. An answer to one that has moved on is dropped."""
@@ -175,6 +191,7 @@ class Replies:
         )
         match after_failure(state.retry, again, failure.retry_after, now, self._ports.jitter()):
             case Later(attempt=attempt, at=at):
+                counting.RETRIES.add(failure.reason)
                 retry = codec.retry_scheduled(epoch, head, failure.reason, attempt, at, failure.http_status)
                 await self._journal.say(retry)
             case Exhausted():

@@ -20,6 +20,7 @@ from typing import Any
 
 from services.kit.identity import URI_PREFIX
 from services.kit.logs import Log
+from services.vault_proxy import counting
 from services.vault_proxy.doors.tickets import CHARACTERS, Ticket, Tickets
 from services.vault_proxy.doors.visit import Door, Visit
 
@@ -131,12 +132,15 @@ class Listener:
         assert task is not None
         session_id = ticket.visit.access.session_id
         self._visits[session_id][task] = ticket.visit
+        counting.VISITS.add(ticket.door)
+        counting.OPEN.add(ticket.door)
         try:
             async with asyncio.timeout(VISIT_SECONDS):
                 await self._doors[ticket.door].serve(ticket.visit, reader, writer)
         except TimeoutError:
             _log.info("a visit took too long", session_id=session_id, door=ticket.door)
         finally:
+            counting.OPEN.add(ticket.door, by=-1)
             del self._visits[session_id][task]
             if not self._visits[session_id]:
                 del self._visits[session_id]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from handmesh.session.v1 import event_pb2
+from services.vault_proxy import counting
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.doors.visit import Visit
 
@@ -36,6 +37,7 @@ class Refusals:
         `door` is `git` or `egress`, `target` what was asked for (`host:port`, or a repository's URL without a user),
         `reason` an ErrorReason by name, `message` one line that says what would be allowed. Neither holds a secret.
         """
+        counting.REFUSED.add(door, reason)
         target, message = _plain(target, TARGET_CHARACTERS), _plain(message, MESSAGE_CHARACTERS)
         message = self._worth_saying(visit.access.session_id, (visit.sandbox_id, door, target, reason), message)
         if message:

@@ -127,7 +127,8 @@ class ClaudeCode:
         answer = Answer(content, "end_turn", TokenUsage(input_tokens=made.tokens), "", model)
         cost = self._ports.prices.cost_micros(model, codec.usage_of(answer.usage))
         epoch, head = self._journal.epoch, state.head
-        await self._journal.propose(codec.compacted(epoch, head, head + 1, content, "compaction", answer, "", cost))
+        if await self._journal.propose(codec.compacted(epoch, head, head + 1, content, "compaction", answer, "", cost)):
+            self._replies.count(answer, cost)
 
     async def rest(self) -> None:
         """Ends the process, if there is one."""

@@ -20,6 +20,7 @@ from services.harness.loops.messages.view import Summary, fetchable, view
 from services.harness.ports import Answer, ModelFailure, Ports
 from services.harness.turn.replies import Replies
 from services.harness.turn.state import State, retried
+from services.harness.turn.traced import chat
 from services.kit import failpoints
 from services.kit.errors import Full, Invalid, Refused
 
@@ -114,7 +115,8 @@ class Asking:
         end = compaction.end_of(state)
         request = question.summary(end)
         try:
-            answer = await self._ports.model.ask(request.body, _unseen, policy.betas)
+            asking = self._ports.model.ask(request.body, _unseen, policy.betas)
+            answer = await chat(self._replies.model(), asking)
             failpoints.hit("harness.summary_answered")
             said = compaction.summary_in(answer.content)
             if not said or answer.stop_reason == "refusal":
@@ -131,6 +133,7 @@ class Asking:
         event = codec.compacted(*where, end, content, name, answer, request.request_hash, cost)
         try:
             await self._journal.say(event)
+            self._replies.count(answer, cost)
         except (Full, Refused, Invalid) as problem:
             await self._replies.fail("session", problem.reason, problem.message, False)
         failpoints.hit("harness.summary_stored")

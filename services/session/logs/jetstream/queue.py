@@ -81,6 +81,10 @@ class JetStreamQueue:
         await item.hold()
         return item
 
+    async def size(self) -> int:
+        answer = await self._connection.ask(f"$JS.API.STREAM.INFO.{WORK}", {})
+        return int(answer.get("state", {}).get("messages", 0))
+
     def _leave(self, pull: _Pull, seconds: float) -> None:
         """Stays for what may still come, and gives it back: a pull cannot be taken back without a race."""
         task = asyncio.get_running_loop().create_task(pull.leave(seconds + PATIENCE_SECONDS))

@@ -4,6 +4,7 @@ LOG-0 .. LOG-7   log.<shard>.<session>.<position>   one message per subject, for
 WORK             work.<harness>.<session>           a work queue, one message per subject
 OBJECTS          obj.<space>.<object>.<number>      one message per subject, the last one counts
 KV_<bucket>      $KV.<bucket>.<key>                 as NATS's own key-value stores
+SCHEMA           schema.<what>.<which>              one message per subject, the last one counts; `migrate` alone writes
 KV_audit         $KV.audit.<tenant>.<session>.<id>  one message per subject, none ever replaced, for AUDIT_DAYS
 """
 
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from services.kit.errors import Unavailable
 from services.session.log import UnusableStoreError
 from services.session.logs.jetstream.connection import Connection
+from services.session.migrations import LEVEL, NEWEST, SCHEMA, Level, too_new
 from services.session.settings import Settings
 
 SHARDS = 8
@@ -94,7 +96,8 @@ def wanted(replicas: int = 1, audit_days: int = AUDIT_DAYS) -> list[dict[str, An
         AUDIT, "$KV.audit.>", allow_direct=True, deny_delete=True, deny_purge=True, max_age=audit_days * DAY, **once
     )
     objects = _stream(OBJECTS, "obj.*.*.*", allow_direct=True)
-    whole = [*logs, *buckets, audit, objects, _stream(WORK, "work.*.*", retention="workqueue", **once)]
+    schema = _stream(SCHEMA, "schema.*.*", allow_direct=True)
+    whole = [*logs, *buckets, audit, objects, schema, _stream(WORK, "work.*.*", retention="workqueue", **once)]
     return [config | {"num_replicas": replicas} for config in whole]
 
 
@@ -109,7 +112,7 @@ async def check_streams(connection: Connection) -> None:
             while True:
                 found = await asyncio.gather(*(_check(connection, config) for config in wanted()))
                 problems = [problem for problem in found if problem]
-                if not problems:
+                if not problems and not (problems := await _check_level(connection)):
                     return
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
@@ -117,6 +120,15 @@ async def check_streams(connection: Connection) -> None:
         raise UnusableStoreError(f"NATS is not ready: {said}. {MUST_MIGRATE}") from None
     except Unavailable:
         raise UnusableStoreError(f"NATS does not let this user look at its streams. {MUST_MIGRATE}") from None
+
+
+async def _check_level(connection: Connection) -> list[str]:
+    """Says what is missing to this version's level. Raises UnusableStoreError at once for a newer version's store."""
+    found = await connection.last(SCHEMA, LEVEL)
+    level = Level.of(found.data if found else b"")
+    if said := too_new(level):
+        raise UnusableStoreError(said)
+    return [] if level.number == NEWEST else [f"the store is at step {level.number} of {NEWEST}"]
 
 
 async def _check(connection: Connection, config: dict[str, Any]) -> str | None:

@@ -108,6 +108,9 @@ class MemoryQueue:
         self._waiting: defaultdict[str, deque[_Queued]] = defaultdict(deque)
         self._takers: defaultdict[str, deque[asyncio.Future[_Queued]]] = defaultdict(deque)
 
+    async def size(self) -> int:
+        return len(self._there)
+
     async def put(self, harness: str, session_id: str, timed: bool = False) -> bool:
         if (harness, session_id) in self._there:
             return False

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from services.kit.errors import Unavailable
+from services.vault_proxy import counting
 from services.vault_proxy.ports import Pass
 from services.vault_proxy.secret import Secret
 from services.vault_proxy.unwound import unwound
@@ -57,8 +58,10 @@ class Tokens:
                 try:
                     token, seconds = await self._mint(await holder.voucher())
                 except Unavailable as problem:
+                    counting.LOGINS.add("failed")
                     kept.failed = (time.monotonic(), unwound(problem))
                     raise
+                counting.LOGINS.add("minted")
                 kept.token, kept.ends = token, time.monotonic() + seconds
             return kept.token
 
