@@ -41,6 +41,10 @@ peers: ## Install the reference MCP servers that some tests call, into .peers (P
 wire: setup ## Build the harness in TypeScript and the hand in Go (clients/), where node and go are there
 	@ci/peers-on-the-wire
 
+.PHONY: grpcurl
+grpcurl: ## Say where grpcurl is, and build it, pinned, where there is none but go
+	@ci/grpcurl
+
 .PHONY: demo
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)
@@ -53,13 +57,20 @@ up: setup ## Start a mesh on this machine; Ctrl-C, or `make down` elsewhere, sto
 down: setup ## Stop the mesh that `make up` started
 	@$(BIN)/handmesh down $(ARGS)
 
-.PHONY: test
-test: setup ## Run the tests; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
-	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(ARGS)
+# What kills, damages, attacks and cuts the power; the last two have a full size of their own, and a small one in `test`.
+DRILLS := tests/drills tests/crash tests/sandbox/attacks
+DRILLED := $(DRILLS) tests/security tests/conformance/test_hands.py
 
-.PHONY: drill
+.PHONY: test
+test: setup ## Run the tests but for drills; ARGS='-k name' chooses. What this machine lacks is skipped, unless CI=true
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(addprefix --ignore=,$(DRILLS)) $(ARGS)
+
+.PHONY: drill drill-small
 drill: setup ## Run the drills that kill, damage, attack and cut the power, at full size (some 25 minutes)
-	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile tests/drills tests/crash tests/sandbox/attacks tests/security tests/conformance/test_hands.py $(ARGS)
+	@HANDMESH_DRILL=full $(PY) -m pytest --numprocesses 2 --dist loadfile $(DRILLED) $(ARGS)
+
+drill-small: setup ## Run each drill at a small size, as CI does (some 5 minutes)
+	@$(PY) -m pytest --numprocesses 3 --dist loadfile $(DRILLS) $(ARGS)
 
 .PHONY: check
 check: setup ## Check format, lint, types, import boundaries, contracts and stubs
@@ -135,6 +146,18 @@ bench-mesh: setup ## Measure whole meshes: sessions and turns per second, two re
 .PHONY: bench-vault
 bench-vault: setup ## Measure calls of MCP tools, the vault's reads and tokens, many sessions, a vault that is away (2 min)
 	@$(PY) -m bench vault --size full $(ARGS)
+
+.PHONY: images
+images: setup ## Build the images of compose/ on BASE_IMAGE (python:3.13-slim); ARGS='session' takes one
+	@ci/images $(ARGS)
+
+.PHONY: wheels
+wheels: setup ## Download what the images need into compose/wheels: then their builds need no network
+	@ci/wheels
+
+.PHONY: compose
+compose: setup ## Build the images, and run the demo, a rolling restart and the loss of a node in containers (5 minutes)
+	@ci/compose $(ARGS)
 
 .PHONY: isolated
 isolated: setup ## Start each service from its extra and its own folder alone

@@ -1,6 +1,7 @@
 # The harness service: its own extra and folder, services/kit, handmesh/replicas and the stubs. `make images` builds it.
 ARG BASE_IMAGE=python:3.13-slim
 FROM ${BASE_IMAGE} AS packages
+LABEL handmesh.build=packages
 COPY compose/wheels /wheels
 COPY pyproject.toml constraints.txt compose/install.py /build/
 RUN python3 /build/install.py harness telemetry

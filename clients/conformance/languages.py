@@ -61,7 +61,7 @@ LANGUAGES = (
     Language(
         "typescript",
         tools=("node", "npm"),
-        test=("node", "--test", "build/"),
+        test=("npm", "run", "--silent", "test"),
         program=("node", "build/converse/main.js"),
         built="build/converse/main.js",
     ),

@@ -54,9 +54,10 @@ def previews_of(lines: Iterable[Mapping[str, Any]], delta: str = "text") -> list
 
 
 def story(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the events without what no two sessions have alike: ids are numbered as they come."""
-    text, numbers = json.dumps(list(events)), dict[str, str]()
-    for event in json.loads(text):
+    """Returns the events without what no two sessions have alike: ids are numbered as they come, JSON is read."""
+    spelled = [{**event, "content": json.loads(event.get("content", "null"))} for event in events]
+    text, numbers = json.dumps(spelled), dict[str, str]()
+    for event in spelled:
         for name in ("tool_use_id", "call_hash"):
             if name in event:
                 numbers.setdefault(event[name], f"{name} {len(numbers)}")

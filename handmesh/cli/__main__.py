@@ -14,6 +14,7 @@ from handmesh.cli import (
     hand,
     harnesses,
     integrity,
+    keys,
     lifecycle,
     memory,
     mesh,
@@ -72,6 +73,7 @@ app.add_typer(harnesses.app)
 app.add_typer(memory.app)
 app.add_typer(vault.app)
 app.add_typer(hand.app)
+app.add_typer(keys.app)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(mesh.model)
 
 

@@ -12,6 +12,8 @@ from handmesh.cli.options import DataDirectory, SessionId
 from handmesh.cli.problems import run
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from handmesh.client import Client
     from handmesh.diagnosis.verdict import Diagnosis
 
@@ -89,13 +91,15 @@ def _show(seen: Diagnosis, every: bool, as_json: bool, svg: Path | None, html: P
     from handmesh.cli.printing import console
     from handmesh.cli.trace_json import as_json as object_of
 
+    def picture() -> Console:
+        width = trace_drawing.FILE_WIDTH
+        return trace_drawing.recorded(trace_drawing.drawing(seen, width, every=every), width)
+
     out = console()
     if svg is not None:
-        picture = trace_drawing.drawing(seen, trace_drawing.SVG_WIDTH, every=every)
-        svg.write_text(trace_drawing.svg(picture, f"handmesh trace {seen.evidence.session_id}"), "utf-8")
+        svg.write_text(trace_drawing.svg_of(picture(), f"handmesh trace {seen.evidence.session_id}"), "utf-8")
     if html is not None:
-        picture = trace_drawing.drawing(seen, trace_drawing.SVG_WIDTH, every=every)
-        html.write_text(trace_drawing.html(picture), "utf-8")
+        html.write_text(trace_drawing.html_of(picture()), "utf-8")
     if as_json:
         typer.echo(json.dumps(object_of(seen)))
     else:

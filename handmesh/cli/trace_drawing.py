@@ -87,7 +87,7 @@ def _turn(turn: Turn, now: float, width: int, strokes: Strokes, zone: tzinfo | N
     head.append(turn.ended or "open", style="red" if turn.ended == "failed" else "green" if turn.ended else "yellow")
     yield head
     rows: list[Span | Mark] = [*turn.spans, *turn.marks]
-    rows.sort(key=lambda it: (it.begin if isinstance(it, Span) else it.time, it.position))
+    rows.sort(key=lambda it: (it.begin if isinstance(it, Span) else it.time, it.position, isinstance(it, Span)))
     label = min(MOST_LABEL, max(12, (width - POSITION_WIDTH - LENGTH_WIDTH - END_WIDTH) // 2))
     bar = max(LEAST_BAR, width - POSITION_WIDTH - label - LENGTH_WIDTH - END_WIDTH - 4)
     scale = Scale(begin, max(end, begin + 0.001), bar)
@@ -199,7 +199,8 @@ def length(seconds: float) -> str:
 
 
 # --- as a file ---
-SVG_WIDTH = 120
+FILE_WIDTH = 120
+"""Columns of a picture."""
 SVG_FORMAT = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -234,12 +235,12 @@ def recorded(shown: RenderableType, width: int) -> Console:
     return console
 
 
-def svg(shown: RenderableType, title: str, width: int = SVG_WIDTH) -> str:
-    """Returns it as an SVG picture, the same for the same."""
-    text = recorded(shown, width).export_svg(title=title, code_format=SVG_FORMAT, unique_id="handmesh-trace")
+def svg_of(console: Console, title: str) -> str:
+    """Returns what a console has recorded as an SVG picture, the same for the same."""
+    text = console.export_svg(title=title, code_format=SVG_FORMAT, unique_id="handmesh-trace", clear=False)
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
-def html(shown: RenderableType, width: int = SVG_WIDTH) -> str:
-    """Returns it as a page."""
-    return recorded(shown, width).export_html(inline_styles=True)
+def html_of(console: Console) -> str:
+    """Returns what a console has recorded as a page."""
+    return console.export_html(inline_styles=True, clear=False)

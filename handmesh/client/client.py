@@ -11,6 +11,7 @@ import grpc
 
 from handmesh.client import blobs, export, settings
 from handmesh.client.addresses import Addresses, api_key_file, local_api_key
+from handmesh.client.api_keys import ApiKeys
 from handmesh.client.channels import Link
 from handmesh.client.errors import HandmeshError, raised
 from handmesh.client.hand_tokens import HandTokens
@@ -87,6 +88,7 @@ class Client:
         self.vaults = Vaults(self)
         self.memories = Memories(self.session_link)
         self.hand_tokens = HandTokens(self)
+        self.api_keys = ApiKeys(self)
         self.hands = Hands(self)
 
     async def __aenter__(self) -> Self:

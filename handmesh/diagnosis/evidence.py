@@ -18,15 +18,14 @@ PART_OF = {"session": SESSION, "harness": HARNESS, "sandbox": HAND, "vault_proxy
 
 @dataclass(frozen=True)
 class Probe:
-    """How a service answered whoever asks. `reason` is an ErrorReason, or the gRPC status when nobody answered."""
+    """How a service answered whoever asks. `reason` is an ErrorReason, or the gRPC status when nobody answered.
+
+    `silent`: somebody takes connections at its address, and nothing is answered.
+    """
 
     answered: bool
     reason: str = ""
-
-    @property
-    def silent(self) -> bool:
-        """Whether it took the connection, or the network did, and nothing came back."""
-        return not self.answered and self.reason == "DEADLINE_EXCEEDED"
+    silent: bool = False
 
 
 @dataclass(frozen=True)

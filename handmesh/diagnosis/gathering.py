@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from handmesh.client.errors import HandmeshError
+from handmesh.client.health import listens
 from handmesh.diagnosis.evidence import SERVICES, Evidence, HarnessSeen, Hindrance, Probe, Process, RunSeen
 from handmesh.diagnosis.timeline import at, named
 from handmesh.harness.v1 import harness_pb2
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from handmesh.client import Client
     from handmesh.client.channels import Link
 
-ANSWER_SECONDS = 3.0
+ANSWER_SECONDS = 4.0
 """How long a service may take to answer before it counts as silent."""
 
 _UNANSWERED = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
@@ -37,18 +38,18 @@ async def gather(client: Client, session_id: str, known: Sequence[Event] = ()) -
     service that does not answer is evidence, not an error.
     """
     async with asyncio.TaskGroup() as asking:
-        session = asking.create_task(_probed(_session(client, session_id)))
-        runs = asking.create_task(_probed(_runs(client)))
-        sandboxes = asking.create_task(_probed(_sandboxes(client, session_id)))
-        vaults = asking.create_task(_probed(_vaults(client)))
+        session = asking.create_task(_probed(_session(client, session_id), client.session_link))
+        runs = asking.create_task(_probed(_runs(client), client.harness_link))
+        sandboxes = asking.create_task(_probed(_sandboxes(client, session_id), client.sandbox_link))
+        vaults = asking.create_task(_probed(_vaults(client), client.vault_proxy_link))
         status_of = {name: asking.create_task(_said(_status(getattr(client, f"{name}_link")))) for name in SERVICES}
-        events = asking.create_task(_said(_read(client, session_id, known)))
+        reading = asking.create_task(_read_while(session, _read(client, session_id, known)))
         served = asking.create_task(_said(client.served_types()))
         types = asking.create_task(_said(client.harness_types()))
     probes = dict(zip(SERVICES, (it.result()[0] for it in (session, runs, sandboxes, vaults)), strict=True))
     if probes["session"].reason in _ABOUT_THE_ASKER:
         raise HandmeshError(probes["session"].reason, "the mesh does not show you this session", code="NOT_FOUND")
-    found, rooms, read = session.result()[1], served.result(), events.result()
+    found, rooms, read = session.result()[1], served.result(), reading.result()
     statuses = {name: it.result() for name, it in status_of.items()}
     now, offsets = _clocks(statuses)
     return Evidence(
@@ -64,20 +65,36 @@ async def gather(client: Client, session_id: str, known: Sequence[Event] = ()) -
     )
 
 
-async def _probed(call: Awaitable[T]) -> tuple[Probe, T | None]:
+async def _probed(call: Awaitable[T], link: Link) -> tuple[Probe, T | None]:
     try:
         return Probe(True), await call
     except HandmeshError as problem:
-        return Probe(problem.reason not in _UNANSWERED, problem.reason), None
+        if problem.reason not in _UNANSWERED:
+            return Probe(True, problem.reason), None
+        return Probe(False, problem.reason, silent=await listens(link.address)), None
 
 
 async def _said(call: Awaitable[T]) -> T | None:
     """Returns what was answered, None for any failure: that the service fails is known from its probe."""
     try:
-        async with asyncio.timeout(ANSWER_SECONDS * 2):
+        async with asyncio.timeout(ANSWER_SECONDS):
             return await call
     except (HandmeshError, TimeoutError):
         return None
+
+
+async def _read_while(session: asyncio.Task[tuple[Probe, Any]], reading: Coroutine[Any, Any, T]) -> T | None:
+    """Reads as long as it takes, but not from a service that does not answer."""
+    task = asyncio.create_task(reading)
+    try:
+        if (await session)[0].answered:
+            return await task
+    except HandmeshError:
+        pass
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    return None
 
 
 async def _session(client: Client, session_id: str) -> session_pb2.Session:

@@ -134,6 +134,7 @@ class _Drawing:
         self._open: dict[str, Span] = {}
         self._times: dict[int, float] = {}
         self._last = 0.0
+        self._again: float | None = None  # when the model is asked again
         self.marks: list[Mark] = []
 
     def spans(self) -> list[Span]:
@@ -174,29 +175,33 @@ class _Drawing:
         self._mark("woke", f"{instance_of(it.instance)} took it up, epoch {event.position}", event)
 
     def _model_replied(self, event: Event, it: event_pb2.ModelReplied, time: float) -> None:
-        self._end(RETRY, time)
-        begin, first = self._asked(it.read_position), None
+        begin, first = self._asked(it.read_position, time), None
         if it.HasField("times"):
             begin = time - lasting(it.times.whole)
             first = begin + lasting(it.times.first_piece) if it.times.HasField("first_piece") else None
         stop = it.stop_reason if it.stop_reason in _STOPS else ""
         self._done.append(Span(MODEL, "model", event.position, begin, time, first, stop))
 
-    def _asked(self, read_position: int) -> float:
-        """Since when the model was asked, as far as a log without times tells: since what it had read was taken."""
-        return self._times.get(read_position, self._last)
+    def _asked(self, read_position: int, time: float) -> float:
+        """Since when the model was asked, as far as a log without times tells: since what it had read was taken, or the
+        time for another try had come."""
+        read = self._times.get(read_position, self._last)
+        again, self._again = self._again, None
+        begin = read if again is None else max(self._last, min(again, time))
+        self._end(RETRY, begin)
+        return begin
 
     def _retry_scheduled(self, event: Event, it: event_pb2.RetryScheduled, time: float) -> None:
-        self._end(RETRY, time)
-        reason = reason_of(it.reason) or "failed"
-        self._done.append(Span(MODEL, "model", event.position, self._last, time, None, reason, fault=True))
+        reason, begin = reason_of(it.reason) or "failed", self._asked(0, time)
+        self._done.append(Span(MODEL, "model", event.position, begin, time, None, reason, fault=True))
+        self._again = at(it.retry_time)
         label = f"waits to ask again, try {it.attempt + 1}"
         self._start(RETRY, Span(RETRY, label, event.position, time))
 
     def _context_compacted(self, event: Event, it: event_pb2.ContextCompacted, time: float) -> None:
-        self._end(RETRY, time)
+        begin = self._asked(0, time)
         label = f"compaction of {it.from_position} to {it.to_position - 1}"
-        self._done.append(Span(COMPACTION, label, event.position, self._last, time))
+        self._done.append(Span(COMPACTION, label, event.position, begin, time))
 
     def _tool_started(self, event: Event, it: event_pb2.ToolStarted, time: float) -> None:
         kind = TOOL if it.sandbox_id else MESH_TOOL if it.hand == MESH else MCP

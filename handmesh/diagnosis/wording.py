@@ -37,7 +37,10 @@ REASONS: dict[str, Wording] = {
         MODEL, "model-broke-off", "The model's answer broke off before its end", ("It is asked again by itself",)
     ),
     "MODEL_SILENT": Wording(
-        MODEL, "model-silent", "The model began to answer and then said nothing more", ("It is asked again by itself",)
+        MODEL,
+        "model-silent",
+        "The model was asked, and stopped saying anything before its answer was whole",
+        ("It is asked again by itself",),
     ),
     "MODEL_KEY_MISSING": Wording(MODEL, "model-key", "The harness has no key for the model's API", (MODEL_KEY,)),
     "MODEL_KEY_REFUSED": Wording(MODEL, "model-key", "The model's API refuses the harness's key", (MODEL_KEY,)),

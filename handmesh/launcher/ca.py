@@ -4,7 +4,7 @@
     <data>/tls/doors/{ca.pem,key.pem}                    another one, vault_proxy's own: it answers sandboxes as a host
     <data>/tls/<service>/{ca.pem,cert.pem,key.pem}       what one service gets, and nothing of the others
     <data>/client/api_key                                the key that the `handmesh` command reads
-    <data>/api_keys.json                                 what the services know of it: [{"sha256", "tenant", "name"}]
+    <data>/api_keys.json                                 what the session service knows of it
 
 What is there and still good is used again.
 """
@@ -70,7 +70,8 @@ def ensure_api_key(data_directory: Path) -> Path:
         body = base64.b32encode(secrets.token_bytes(API_KEY_BYTES)).decode().rstrip("=").lower()
         write_private(path, f"{API_KEY_PREFIX}{body}\n".encode())
     digest = hashlib.sha256(path.read_bytes().strip()).hexdigest()
-    write_private_json(data_directory / "api_keys.json", [{"sha256": digest, "tenant": "default", "name": "local"}])
+    row = {"sha256": digest, "tenant": "default", "name": "local", "scope": "operator"}
+    write_private_json(data_directory / "api_keys.json", [row])
     return path
 
 

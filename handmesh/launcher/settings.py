@@ -145,7 +145,6 @@ def service_environment(service: str, settings: MeshSettings, replica: int = 0) 
         "HANDMESH_LISTEN": ports.mesh(service),
         "HANDMESH_CLIENT_LISTEN": ports.client(service),
         "HANDMESH_TLS_DIR": str(files.tls / service),
-        "HANDMESH_API_KEYS_FILE": str(files.api_keys),
         "HANDMESH_LOG_LEVEL": settings.log_level,
     }
     if settings.metrics:
@@ -180,6 +179,7 @@ def operator_environment(operator: str, settings: MeshSettings) -> dict[str, str
 
 def _session(files: MeshFiles, ports: Ports) -> dict[str, str]:
     return {
+        "HANDMESH_API_KEYS_FILE": str(files.api_keys),
         "HANDMESH_NATS_URL": f"nats://{HOST}:{ports.nats}",
         "HANDMESH_NATS_CREDENTIALS_FILE": str(NatsFiles(files.nats).session_credentials),
         "HANDMESH_NATS_MONITOR_URL": f"http://{HOST}:{ports.nats_monitor}",

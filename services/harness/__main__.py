@@ -17,19 +17,21 @@ from services.harness.adapters.memories import RemoteMemories
 from services.harness.adapters.others import RemoteOthers
 from services.harness.adapters.pictures import ProcessPictures
 from services.harness.adapters.sandbox import RemoteHands
-from services.harness.adapters.session import RemoteLog, offer
+from services.harness.adapters.session import RemoteLog, offer, tenant_of
 from services.harness.adapters.vault_proxy import ONCE, RemoteServers
 from services.harness.claims import Claims
 from services.harness.mesh.hands import HandOvers
 from services.harness.mesh.memory import MemoryTools
 from services.harness.mesh.session_events import SessionEvents
 from services.harness.mesh.sessions import SessionTools
+from services.harness.owners import Owners
 from services.harness.ports import Ports
 from services.harness.prices import BUILT_IN, Prices, PricesError, with_prices
 from services.harness.runs import Runs
 from services.harness.server import HarnessServicer
 from services.harness.settings import Settings
 from services.harness.types import Listed, TypesError, found
+from services.kit import asked
 from services.kit.channels import connect
 from services.kit.serving import Server, main, until_signal
 from services.kit.settings import SettingsError
@@ -88,14 +90,15 @@ async def run(settings: Settings) -> None:
     )
     counting.allow_models(prices)
     counting.watch(runs.list, settings.capacity, lambda: runs.draining)
-    server = Server(settings)
+    server = Server(settings, asked.callers(session))
     claims = Claims(session, runs, sorted(types), instance)
     servicer = HarnessServicer(
         runs,
         listed,
-        lambda session_id: offer(session, session_id),
+        lambda session_id, tenant: offer(session, session_id, tenant),
         lambda: claims.drain(DRAIN_SECONDS),
         claims.condition,
+        Owners(lambda session_id: tenant_of(session, session_id)),
     )
     add_HarnessServiceServicer_to_server(servicer, server.grpc)
     await server.start("handmesh.harness.v1.HarnessService")

@@ -15,9 +15,11 @@ from handmesh.session.v1.session_pb2 import (
     OfferWorkResponse,
 )
 from services.harness.condition import Condition, Hindrance
+from services.harness.owners import Owners
 from services.harness.runs import Runs
 from services.harness.types import Listed
 from services.kit.guard import Context
+from services.kit.identity import current as caller
 
 _OUTCOMES = {
     OFFER_OUTCOME_OFFERED: pb.WAKE_OUTCOME_STARTED,
@@ -33,10 +35,13 @@ class HarnessServicer(HarnessServiceServicer):
         self,
         runs: Runs,
         types: Sequence[Listed],
-        offer: Callable[[str], Awaitable[OfferWorkResponse]],
+        offer: Callable[[str, str | None], Awaitable[OfferWorkResponse]],
         drain: Callable[[], Coroutine[Any, Any, None]],
         condition: Condition,
+        owners: Owners,
     ) -> None:
+        """`offer` takes a session and the tenant whose it is to be."""
+        self._owners = owners
         self._condition = condition
         self._runs = runs
         self._offer = offer
@@ -45,9 +50,10 @@ class HarnessServicer(HarnessServiceServicer):
         self._draining: asyncio.Task[None] | None = None
 
     async def Wake(self, request: pb.WakeRequest, context: Context) -> pb.WakeResponse:
-        if self._runs.is_working(request.session_id):
+        tenant = caller().tenant
+        if self._runs.is_working(request.session_id) and await self._owners.tenant_of(request.session_id) == tenant:
             return pb.WakeResponse(outcome=pb.WAKE_OUTCOME_ALREADY_AWAKE)
-        found = await self._offer(request.session_id)
+        found = await self._offer(request.session_id, tenant)
         if found.outcome == OFFER_OUTCOME_OFFERED:
             self._runs.check(found.harness)
         return pb.WakeResponse(outcome=_OUTCOMES[found.outcome])
@@ -64,6 +70,8 @@ class HarnessServicer(HarnessServiceServicer):
         answer = pb.ListRunsResponse(capacity=self._runs.capacity, draining=self._runs.draining)
         answer.hindrances.extend(map(_hindrance, self._condition.hindrances))
         for run in self._runs.list():
+            if not await self._owners.may_see(caller(), run.session_id):
+                continue
             row = answer.runs.add(session_id=run.session_id, epoch=run.epoch, step=run.doing, harness=run.harness)
             row.start_time.FromNanoseconds(int(run.start_time * 1e9))
             row.step_time.FromNanoseconds(int(run.step_time * 1e9))

@@ -12,9 +12,12 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from handmesh.replicas.channel import Replicas, is_single
-from services.kit import errors
+from services.kit import certificates, errors
+from services.kit.certificates import Certificate
 from services.kit.guard import DETAILS_KEY, DOMAIN
+from services.kit.renewed import RenewedChannel
 from services.kit.tracing_calls import TracedChannel
+from services.kit.watched import Watched
 
 MESSAGE_BYTES = 8 * 1024 * 1024  # more than a page of 3 MiB, or 1 MiB of events with what surrounds them
 
@@ -42,26 +45,23 @@ _BY_CODE = {kind.code: kind for kind in errors.ServiceError.__subclasses__()}
 def connect(
     addresses: str, tls_dir: Path, once: Sequence[tuple[str, str]] = (), *, pinned: bool = True
 ) -> grpc.aio.Channel:
-    """Opens a channel to another service as the service whose certificate lies in `tls_dir`. Connects lazily.
+    """Opens a channel to another service as the service whose certificate lies in `tls_dir`, and is renewed there.
+    Connects lazily.
 
     `addresses` is `host:port`, or several with commas; a name may stand for several, too. Then what a call is about,
     a session or a sandbox, says which of the replicas it goes to (by chance unless `pinned`); others are next.
     Calls that end as UNAVAILABLE are made again, but for the (service, method) pairs in `once`: those that a server
     which has died may have begun and has forgotten.
     """
+    files = certificates.watched(tls_dir)
     if is_single(addresses):
         methods: list[dict[str, Any]] = [{"name": [{"service": service, "method": method}]} for service, method in once]
-        channel = _open(tls_dir, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
-    else:
-        channel = Replicas(addresses, lambda target, name: _open(tls_dir, target, name, []), once, pinned=pinned)
-    return cast(grpc.aio.Channel, TracedChannel(channel))
+        return _open(files, addresses, "", [*methods, {"name": [{}], "retryPolicy": _RETRY_POLICY}])
+    return Replicas(addresses, lambda target, name: _open(files, target, name, []), once, pinned=pinned)
 
 
-def _open(tls_dir: Path, target: str, name: str, methods: list[dict[str, Any]]) -> grpc.aio.Channel:
+def _open(files: Watched[Certificate], target: str, name: str, methods: list[dict[str, Any]]) -> grpc.aio.Channel:
     """Opens a channel to one replica. Its certificate is to show `name`, by default that of the target."""
-    credentials = grpc.ssl_channel_credentials(
-        (tls_dir / "ca.pem").read_bytes(), (tls_dir / "key.pem").read_bytes(), (tls_dir / "cert.pem").read_bytes()
-    )
     options = [
         *SIZE_OPTIONS,
         *KEEPALIVE_OPTIONS,
@@ -71,7 +71,12 @@ def _open(tls_dir: Path, target: str, name: str, methods: list[dict[str, Any]]) 
         ("grpc.max_reconnect_backoff_ms", 1_000),
         *([("grpc.default_authority", name)] if name else []),
     ]
-    return grpc.aio.secure_channel(target, credentials, options)
+
+    def open_(shown: Certificate) -> grpc.aio.Channel:
+        credentials = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.cert)
+        return grpc.aio.secure_channel(target, credentials, options)
+
+    return cast(grpc.aio.Channel, TracedChannel(RenewedChannel(files, open_)))
 
 
 def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE") -> errors.ServiceError:

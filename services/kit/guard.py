@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
@@ -19,6 +19,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from services.kit import identity, ids, tracing_calls
+from services.kit.callers import Callers
 from services.kit.errors import Broken, Invalid, ServiceError, Unimplemented
 from services.kit.limits import Limits, Shares
 from services.kit.logs import Log
@@ -27,6 +28,10 @@ from services.kit.tracing import TRACEPARENT
 
 DOMAIN = "handmesh"
 DETAILS_KEY = "grpc-status-details-bin"
+_AUTHORIZATION = "authorization"
+_SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY, identity.FORWARDED_KEY, TRACEPARENT})
+_ANYONE = identity.Caller("anyone")
+_FOREIGN = frozenset({"client", "hand"})  # callers that are not the mesh's own
 _log = Log("services.kit.guard")
 _id_fields: dict[str, tuple[tuple[str, bool], ...]] = {}
 
@@ -35,14 +40,15 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `keys` are the API keys that are known, by SHA-256; `forwards` is the service
-    whose own replicas hand calls on to this one, if there are such."""
+    """Wraps every method of a server. `callers` tells clients by their credentials, `peers` services by their names.
+    `forwards` is the service whose own replicas hand calls on to this one, if there are such."""
 
     def __init__(
-        self, keys: Mapping[str, identity.Caller], limits: Limits | None = None, *, forwards: str = ""
+        self, callers: Callers, limits: Limits | None = None, peers: identity.Peers | None = None, forwards: str = ""
     ) -> None:
-        self._keys = keys
+        self._callers = callers
         self._forwards = forwards
+        self._peers = peers or identity.Peers()
         self._shares = Shares(limits or Limits())
         self._overdue = Overdue(self._shares.limits.seconds)
         self._wrapped: dict[str, Any] = {}
@@ -59,34 +65,33 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _wrap(self, method: str, handler: Any) -> Any:
         answer = handler_of(handler)
-        shares, overdue = self._shares, self._overdue
+        shares, overdue, callers = self._shares, self._overdue, self._callers
 
-        def admit(request: Any, context: Context) -> identity.Caller:
-            names = context.auth_context().get("x509_subject_alternative_name", ())
-            names = identity.speaking(names, _metadata(context, identity.FORWARDED_KEY), self._forwards)
-            caller = identity.identify(names, _metadata(context, "authorization"), self._keys)
-            caller = identity.acting(
-                caller, _metadata(context, identity.TENANT_KEY), _metadata(context, identity.SESSION_KEY)
-            )
+        def admit(caller: identity.Caller, shown: Mapping[str, str], request: Any) -> None:
+            shares.count(caller)
             identity.authorize(caller, method)
             identity.enter(caller)
             if not handler.request_streaming:
                 _check_readable(request)
             if isinstance(request, Message):
                 check_ids(request)
-            tracing_calls.entered(_metadata(context, TRACEPARENT), request)
-            return caller
+            tracing_calls.entered(shown.get(TRACEPARENT), request)
 
         async def unary(request: Any, context: Context) -> Any:
             try:
-                caller = admit(request, context)
+                shown = _shown(context)
+                caller, credential = self._known(context, shown)
+                if caller is None:
+                    caller = await callers.check(credential)
+                admit(caller, shown, request)
                 if handler.request_streaming:
-                    return await _with_stream(shares, caller, answer(_checked(request, shares, caller), context))
+                    async with self._stream(caller, credential):
+                        return await answer(_checked(request, shares, caller), context)
                 taken = shares.take(caller, request.ByteSize())
                 try:
                     with tracing_calls.served(method, request, of_client=caller.kind == "client"):
-                        if context.time_remaining() is None and caller.kind in ("client", "hand"):
-                            return await overdue.within(answer(request, context))
+                        if caller.kind in _FOREIGN:
+                            return await self._within(caller, answer(request, context), context)
                         return await answer(request, context)
                 finally:
                     shares.give(caller, taken)
@@ -98,15 +103,16 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                caller = admit(request, context)
-                shares.open(caller)
-                try:
+                shown = _shown(context)
+                caller, credential = self._known(context, shown)
+                if caller is None:
+                    caller = await callers.check(credential)
+                admit(caller, shown, request)
+                async with self._stream(caller, credential):
                     asked = _checked(request, shares, caller) if handler.request_streaming else request
                     async with aclosing(answer(asked, context)) as answers:
                         async for one in answers:  # closed at once when the caller leaves, not by the garbage collector
                             yield one
-                finally:
-                    shares.close(caller)
             except Exception as problem:
                 await fail(problem, context, method)
 
@@ -121,6 +127,41 @@ class Guard(grpc.aio.ServerInterceptor):
             request_deserializer=_readable(handler.request_deserializer),
             response_serializer=_serializer(handler.response_serializer),
         )
+
+    def _known(self, context: Context, shown: Mapping[str, str]) -> tuple[identity.Caller | None, str]:
+        """Tells who calls, and by which credential. None is somebody who has to be asked for."""
+        service = identity.certified(self._peers, context.auth_context())
+        service = identity.speaking(service, shown.get(identity.FORWARDED_KEY), self._forwards)
+        if service is not None:
+            return identity.acting(service, shown.get(identity.TENANT_KEY), shown.get(identity.SESSION_KEY)), ""
+        authorization = shown.get(_AUTHORIZATION)
+        if authorization is None:
+            return _ANYONE, ""
+        credential = identity.credential_of(authorization)
+        if credential.startswith(identity.HAND_PREFIX):
+            return identity.hand(credential), ""
+        return self._callers.kept(credential), credential
+
+    async def _within(self, caller: identity.Caller, work: Awaitable[Any], context: Context) -> Any:
+        """Answers a call from outside of the mesh, which has its limits."""
+        self._shares.begin(caller)
+        try:
+            return await (self._overdue.within(work) if context.time_remaining() is None else work)
+        finally:
+            self._shares.end(caller)
+
+    @asynccontextmanager
+    async def _stream(self, caller: identity.Caller, credential: str) -> AsyncIterator[None]:
+        """Counts a stream, and lets it be open no longer than its caller's credential is good."""
+        self._shares.open(caller)
+        try:
+            if credential:
+                async with self._callers.stream(caller, credential):
+                    yield
+            else:
+                yield
+        finally:
+            self._shares.close(caller)
 
 
 class _Encoded:
@@ -154,11 +195,18 @@ def handler_of(handler: Any) -> Callable[[Any, Context], Any]:
     return found
 
 
-def _metadata(context: Context, name: str) -> str | None:
+def _shown(context: Context) -> Mapping[str, str]:
+    """Returns what a call shows of itself in its metadata. The first of several counts.
+
+    Raises Unauthenticated for two authorizations: it could not be said which of them is meant.
+    """
+    found: dict[str, str] = {}
     for key, value in context.invocation_metadata() or ():
-        if key == name:
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return None
+        if key in _SHOWN:
+            if key == _AUTHORIZATION and key in found:
+                raise identity.unknown()
+            found.setdefault(key, value if isinstance(value, str) else value.decode("ascii", "replace"))
+    return found
 
 
 class _Unreadable:
@@ -191,15 +239,6 @@ async def _checked(requests: AsyncIterator[Message], shares: Shares, caller: ide
             yield request
         finally:
             shares.give(caller, taken)
-
-
-async def _with_stream(shares: Shares, caller: identity.Caller, work: Awaitable[Any]) -> Any:
-    """Answers a stream of requests, which counts as a stream of the caller's."""
-    shares.open(caller)
-    try:
-        return await work
-    finally:
-        shares.close(caller)
 
 
 def check_ids(message: Message, *, first: bool = True) -> None:

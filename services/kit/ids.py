@@ -19,6 +19,7 @@ MINTED_FIELDS = frozenset(
     {"session_id", "sandbox_id", "claim_id", "blob_id", "memory_store_id", "vault_id", "credential_id", "checkpoint_id"}
     | {
         "hand_token_id",
+        "api_key_id",
         "to_session_id",
         "child_session_id",
         "from_session_id",

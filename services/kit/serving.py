@@ -17,15 +17,18 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
 from handmesh.status.v1.status_pb2_grpc import add_StatusServiceServicer_to_server
-from services.kit import configured, failpoints, logs, metrics, settings, tracing
+from services.kit import certificates, configured, failpoints, logs, metrics, settings, tracing
+from services.kit.callers import Callers
 from services.kit.channels import SIZE_OPTIONS
 from services.kit.guard import Guard
-from services.kit.identity import known_keys
+from services.kit.identity import Peers
+from services.kit.key_file import KeyFile
 from services.kit.limits import Limits
 from services.kit.metered import Meter
 from services.kit.metrics_listener import Listener
 from services.kit.status import NAME as STATUS
 from services.kit.status import Status
+from services.kit.watched import UnreadableError
 
 FLUSH_SECONDS = 2.0  # that the last traces have to be sent
 GRACE_SECONDS = 5.0  # how long running calls may take after SIGTERM
@@ -54,11 +57,32 @@ class Server:
     """A gRPC server with the mesh's port, the clients' port, health and reflection."""
 
     def __init__(
-        self, mesh: settings.Mesh, *, forwards: str = "", within: Sequence[grpc.aio.ServerInterceptor] = ()
+        self,
+        mesh: settings.Mesh,
+        callers: Callers | None = None,
+        *,
+        forwards: str = "",
+        within: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
-        """`within` wraps methods inside the guard; `forwards` as for the guard."""
-        limits = Limits(mesh.caller_streams, mesh.caller_bytes, mesh.call_seconds)
-        guard = Guard(known_keys(mesh.api_keys_file), limits, forwards=forwards)
+        """Without `callers` clients are known by the operator's file of keys alone. `within` wraps methods inside the
+        guard; `forwards` is as for that.
+
+        Raises SettingsError for files that say nothing.
+        """
+        limits = Limits(
+            mesh.caller_streams,
+            mesh.caller_bytes,
+            mesh.call_seconds,
+            mesh.caller_calls,
+            mesh.caller_calls_per_second,
+            mesh.caller_burst,
+        )
+        try:
+            self._callers = callers or Callers(KeyFile(mesh.api_keys_file))
+            guard = Guard(self._callers, limits, Peers.of_file(mesh.identities_file), forwards)
+        except (OSError, UnreadableError) as problem:
+            raise settings.SettingsError(f"HANDMESH_API_KEYS_FILE or HANDMESH_IDENTITIES_FILE: {problem}") from None
+        self._following: asyncio.Task[None] | None = None
         meters = [Meter()] if metrics.is_on() else []
         self.grpc = grpc.aio.server(interceptors=[*meters, guard, *within], options=_OPTIONS)
         self._metrics = Listener(mesh.metrics_listen) if mesh.metrics_listen and metrics.is_on() else None
@@ -79,16 +103,17 @@ class Server:
             (*services, STATUS, reflection.SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name),
             self.grpc,
         )
-        key, cert, ca = ((self._mesh.tls_dir / name).read_bytes() for name in ("key.pem", "cert.pem", "ca.pem"))
-        mutual = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+        mutual = certificates.server_credentials(self._mesh.tls_dir, mutual=True)
         port = self.grpc.add_secure_port(self._mesh.listen, mutual)
         self.addresses = (_with_port(self._mesh.listen, port), None)
         if self._mesh.client_listen:
             if _is_loopback(self._mesh.client_listen):
                 port = self.grpc.add_insecure_port(self._mesh.client_listen)
             else:
-                port = self.grpc.add_secure_port(self._mesh.client_listen, grpc.ssl_server_credentials([(key, cert)]))
+                simple = certificates.server_credentials(self._mesh.tls_dir, mutual=False)
+                port = self.grpc.add_secure_port(self._mesh.client_listen, simple)
             self.addresses = (self.addresses[0], _with_port(self._mesh.client_listen, port))
+        self._following = asyncio.create_task(self._callers.follow(), name="callers")
         if self._metrics is not None:
             await self._metrics.start()
             self.metrics_address = self._metrics.address
@@ -103,9 +128,10 @@ class Server:
         await self.grpc.stop(grace)
         if self._metrics is not None:
             await self._metrics.stop()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
+        for task in (self._following, self._watching):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
 
     async def _say(self, status: Any) -> None:
         for name in self._names:

@@ -143,10 +143,30 @@ class Mesh:
     )
     tls_dir: Path = setting("HANDMESH_TLS_DIR", existing, REQUIRED, "Folder of ca.pem, cert.pem and key.pem.")
     api_keys_file: Path | None = setting(
-        "HANDMESH_API_KEYS_FILE", existing, None, "JSON list of {sha256, tenant, name}: the API keys that are known."
+        "HANDMESH_API_KEYS_FILE",
+        existing,
+        None,
+        "JSON list of {sha256, tenant, name, scope}: the operator's API keys. The session service reads it; another "
+        "one only when it has no session service.",
     )
     log_level: str = setting(
         "HANDMESH_LOG_LEVEL", one_of("debug", "info", "warning", "error"), "info", "From where on to log."
+    )
+    identities_file: Path | None = tuning(
+        "HANDMESH_IDENTITIES_FILE",
+        existing,
+        None,
+        "JSON {name in certificates: service}: which SPIFFE ids and DNS names stand for which service. None means "
+        "spiffe://handmesh/<service>.",
+    )
+    caller_calls: int = tuning(
+        "HANDMESH_CALLER_CALLS", whole, limits.CALLER_CALLS, "Most unary calls of one client at once."
+    )
+    caller_calls_per_second: int = tuning(
+        "HANDMESH_CALLER_CALLS_PER_SECOND", whole, limits.CALLS_PER_SECOND, "Most calls of one client in a second."
+    )
+    caller_burst: int = tuning(
+        "HANDMESH_CALLER_BURST", whole, limits.BURST, "Most calls of one client at once after a rest."
     )
     caller_streams: int = tuning(
         "HANDMESH_CALLER_STREAMS", whole, limits.CALLER_STREAMS, "Most streams that one client has open at once."

@@ -16,6 +16,7 @@ from google.protobuf.message import Message
 
 from services.kit import tracing
 from services.kit.errors import ServiceError
+from services.kit.overdue import OverdueError
 from services.kit.tracing import CLIENT, NOTHING, SERVER, TRACEPARENT, Live, Span
 
 _KEYS = {
@@ -74,6 +75,8 @@ class _Served(Live):
         if isinstance(problem, ServiceError):
             code = problem.code
             self.set({"handmesh.reason": problem.reason})
+        elif isinstance(problem, OverdueError):
+            code = "DEADLINE_EXCEEDED"
         elif problem is not None:
             code = "INTERNAL" if isinstance(problem, Exception) else "CANCELLED"
         self.set({"rpc.response.status_code": code})

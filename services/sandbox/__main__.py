@@ -11,8 +11,9 @@ import grpc
 
 from handmesh.sandbox.v1.sandbox_pb2_grpc import add_SandboxServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
-from services.kit import channels
+from services.kit import asked, channels
 from services.kit.grants import Grants
+from services.kit.identity import Peers
 from services.kit.logs import Log
 from services.kit.serving import Server, main, until_signal
 from services.kit.settings import SettingsError
@@ -28,9 +29,9 @@ from services.sandbox.owners import Owners
 from services.sandbox.owners_log import SessionLogs
 from services.sandbox.owners_records import OwnerRecords
 from services.sandbox.passes import Passes
-from services.sandbox.peers import Peers
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
+from services.sandbox.replicas import Replicas
 from services.sandbox.resources import Resources
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.seeds import Seeds
@@ -88,9 +89,13 @@ async def run(settings: Settings) -> None:
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
     owners = Owners(OwnerRecords(hands, SessionLogs(channel) if channel is not None else None), resources, doorman)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds, owners)
-    peers = Peers(settings.node, settings.peers.split(",") if settings.peers else (), settings.tls_dir)
-    forwarding = [Forwarding(peers, known.recipes)] if peers.others else []
-    server = Server(settings, forwards="sandbox" if peers.others else "", within=forwarding)
+    peers = Replicas(settings.node, settings.peers.split(",") if settings.peers else (), settings.tls_dir)
+    server = Server(
+        settings,
+        asked.callers(SessionServiceStub(channel)) if channel is not None else None,
+        forwards="sandbox" if peers.others else "",
+        within=[Forwarding(peers, known.recipes)] if peers.others else [],
+    )
     workers = Workers(hands, known, tokens)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, workers, owners), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
@@ -137,7 +142,7 @@ def _vault(settings: Settings) -> tuple[grpc.aio.Channel | None, VaultProxyClien
     if settings.vault_proxy_address is None:
         return None, None
     channel = channels.connect(settings.vault_proxy_address, settings.tls_dir, pinned=settings.pinned)
-    return channel, VaultProxyClient(channel, settings.tls_dir)
+    return channel, VaultProxyClient(channel, settings.tls_dir, Peers.of_file(settings.identities_file))
 
 
 async def _tidy(sandboxes: Sandboxes) -> None:

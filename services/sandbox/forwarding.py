@@ -26,7 +26,7 @@ from services.kit.guard import Context, handler_of
 from services.kit.identity import FORWARDED_KEY
 from services.kit.identity import current as caller
 from services.kit.logs import Log
-from services.sandbox.peers import Peer, Peers
+from services.sandbox.replicas import Replica, Replicas
 
 AWAY = "SANDBOX_UNAVAILABLE"
 RETRY_SECONDS = 1.0
@@ -42,7 +42,7 @@ Answer = Callable[[Any, Context], Any]
 class Forwarding(grpc.aio.ServerInterceptor):
     """Wraps the methods of `SandboxService`, within the guard. `environments` are the names that each replica knows."""
 
-    def __init__(self, peers: Peers, environments: Collection[str]) -> None:
+    def __init__(self, peers: Replicas, environments: Collection[str]) -> None:
         self._peers = peers
         self._environments = environments
         self._wrapped: dict[str, Any] = {}
@@ -117,7 +117,7 @@ class Forwarding(grpc.aio.ServerInterceptor):
             return found
         raise missed.said()
 
-    def _places(self, request: Any) -> list[Peer | None]:
+    def _places(self, request: Any) -> list[Replica | None]:
         """Returns the replicas in the order in which to ask them; None is this one.
 
         Of those that are away only the one is asked that an id names; or all, when it names none.
@@ -128,7 +128,7 @@ class Forwarding(grpc.aio.ServerInterceptor):
         others = [peer for peer in known if peer is not owner]
         return [None, *others] if owner is None else [owner, None, *others]
 
-    async def _maker(self, request: pb.ProvisionRequest, context: Context) -> Peer | None:
+    async def _maker(self, request: pb.ProvisionRequest, context: Context) -> Replica | None:
         """Returns the replica that has made a sandbox for a request before, if it is another one that can be asked."""
         if not request.request_id or request.environment not in ("", *self._environments):
             return None
@@ -142,11 +142,11 @@ class Forwarding(grpc.aio.ServerInterceptor):
         mine, others = await asyncio.gather(answer(request, context), self._asked_all(name, request, context))
         return _LISTS[name]([mine, *(found for _, found in others)])
 
-    async def _asked_all(self, name: str, request: Any, context: Context) -> list[tuple[Peer, Any]]:
+    async def _asked_all(self, name: str, request: Any, context: Context) -> list[tuple[Replica, Any]]:
         """Asks all other replicas; those that do not answer have nothing, and the log says so."""
         method = f"/{self._peers.service}/{name}"
 
-        async def ask(peer: Peer) -> tuple[Peer, Any] | None:
+        async def ask(peer: Replica) -> tuple[Replica, Any] | None:
             try:
                 return peer, await _asked(peer, method, request, context, LIST_SECONDS)
             except ServiceError as problem:
@@ -159,7 +159,7 @@ class Forwarding(grpc.aio.ServerInterceptor):
 class Missed:
     """What replicas said that do not know what a call is about."""
 
-    def __init__(self, peers: Peers, request: Any) -> None:
+    def __init__(self, peers: Replicas, request: Any) -> None:
         self.named = peers.knows(getattr(request, "sandbox_id", ""))
         self._first: ServiceError | None = None
         self.away: ServiceError | None = None
@@ -190,7 +190,7 @@ def _handed_on(context: Context) -> tuple[tuple[str, Any], ...]:
     return (*kept, (FORWARDED_KEY, caller().kind))
 
 
-async def _asked(peer: Peer, method: str, request: Any, context: Context, seconds: float | None = None) -> Any:
+async def _asked(peer: Replica, method: str, request: Any, context: Context, seconds: float | None = None) -> Any:
     timeout = min((it for it in (seconds, context.time_remaining()) if it is not None), default=None)
     try:
         return await peer.call(method)(request, metadata=_handed_on(context), timeout=timeout)
@@ -198,7 +198,7 @@ async def _asked(peer: Peer, method: str, request: Any, context: Context, second
         raise _problem(error, peer) from None
 
 
-async def _streamed(peer: Peer, method: str, request: Any, context: Context) -> AsyncGenerator[Any, None]:
+async def _streamed(peer: Replica, method: str, request: Any, context: Context) -> AsyncGenerator[Any, None]:
     call = peer.call(method)(request, metadata=_handed_on(context), timeout=context.time_remaining())
     try:
         async for answer in call:
@@ -209,7 +209,7 @@ async def _streamed(peer: Peer, method: str, request: Any, context: Context) -> 
         call.cancel()
 
 
-def _problem(error: grpc.aio.AioRpcError, peer: Peer) -> ServiceError:
+def _problem(error: grpc.aio.AioRpcError, peer: Replica) -> ServiceError:
     """Returns what the owner said; that it is away when it said nothing: what it has is there when it is back."""
     problem = raised(error, AWAY)
     if isinstance(problem, Unavailable) and problem.reason == AWAY:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from services.kit import failpoints
+from services.kit import failpoints, tracing
 from services.kit.errors import Conflict, Gone, Invalid, Refused, ServiceError
 from services.kit.ids import mint
 from services.kit.logs import Log
@@ -130,15 +130,12 @@ class Sandboxes:
         backend = self._backends.hand(recipe.backend)
         labels = _labels(self._backends.mint(), wanted, recipe, tenant)
         _check_able(backend, load)
-        preparing, began, how = None, time.monotonic(), "pool"
+        preparing, began = None, time.monotonic()
         if load.repositories:
             door = self._doorman.speaks_for(wanted.session_id)
             preparing = asyncio.create_task(self._planting.prepare(load.repositories, door))
         try:
-            info = await self._pools.claim(recipe, labels, load.contents)
-            if info is None:
-                how = "cold"
-                info = await backend.provision(recipe, labels, load.contents)
+            info, how = await self._made(backend, recipe, labels, load)
             self._backends.remember(backend, info)
             with self._resources.at_work(info.labels.sandbox_id):
                 await self._provide(backend, info, load)
@@ -156,6 +153,16 @@ class Sandboxes:
         counting.PROVISION_SECONDS.observe(time.monotonic() - began, how)
         failpoints.hit("sandbox.sandbox_made")
         return info
+
+    async def _made(self, backend: Hand, recipe: Recipe, labels: Labels, load: Load) -> tuple[SandboxInfo, str]:
+        """Takes a sandbox out of the pool, or makes one. Says which: `pool` or `cold`."""
+        about = {"handmesh.backend": recipe.backend, "handmesh.environment": tracing.word(recipe.name)}
+        with tracing.span("provision sandbox", about) as span:
+            how, info = "pool", await self._pools.claim(recipe, labels, load.contents)
+            if info is None:
+                how, info = "cold", await backend.provision(recipe, labels, load.contents)
+            span.set({"handmesh.sandbox.id": info.labels.sandbox_id, "handmesh.made": how})
+        return info, how
 
     def _recipe(self, environment: str, owner: str) -> Recipe:
         """Returns a recipe of the operator's, or of a hand that has dialled out for that tenant."""
@@ -192,10 +199,11 @@ class Sandboxes:
         sandbox_id, gate = info.labels.sandbox_id, self._doorman.gate(info)
         new = sandbox_id not in self._planting.planted()  # then nobody was told of it yet
         try:
-            await asyncio.wait([preparing])
-            if new and gate is None:
-                preparing.result()
-            await self._planting.plant(hand, sandbox_id, repositories, gate)
+            with tracing.span("plant repositories", {"handmesh.sandbox.id": sandbox_id}):
+                await asyncio.wait([preparing])
+                if new and gate is None:
+                    preparing.result()
+                await self._planting.plant(hand, sandbox_id, repositories, gate)
         except BaseException:
             if new:
                 await asyncio.shield(self.release(sandbox_id))
@@ -209,6 +217,7 @@ class Sandboxes:
         hand, info = await self._backends.find(call.sandbox_id)
         labels = info.labels
         owners_core.check_right(labels, right)
+        tracing.about(right.session_id or labels.session_id)
         self._epochs.admit(right.session_id or labels.session_id, call.epoch)
         if call.attach_only and not call.execution_id:
             raise Invalid("ARGUMENT_INVALID", "attach_only needs an execution_id", field="execution_id")
@@ -244,8 +253,12 @@ class Sandboxes:
 
     async def _run(self, hand: Hand, labels: Labels, order: Order) -> Result:
         """Runs an order for the owner that the labels name."""
+        about = {"handmesh.sandbox.id": labels.sandbox_id, "handmesh.execution.id": tracing.word(order.execution_id)}
         try:
-            return await hand.run(labels.sandbox_id, replace(order, generation=labels.generation))
+            with tracing.span(f"run {tracing.word(order.name)}", about) as span:
+                result = await hand.run(labels.sandbox_id, replace(order, generation=labels.generation))
+                span.set({"handmesh.outcome": result.outcome.name})
+                return result
         except Conflict as conflict:
             if conflict.reason != "GENERATION_CONFLICT":
                 raise

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -12,17 +10,17 @@ import grpc
 
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
+from services.kit import certificates
 from services.kit.channels import raised
 from services.kit.errors import Broken, Unavailable
 from services.kit.grants import GRANT_KEY
-from services.kit.identity import URI_PREFIX
+from services.kit.identity import Peers
 from services.sandbox.doors_core import EGRESS, GIT, Prepared
 from services.sandbox.hand import Network
 
 CALL_SECONDS = 10.0
 DIAL_SECONDS = 10.0
 BUFFER_BYTES = 128 << 10  # held of what the far side says and nobody takes
-_PEER = f"{URI_PREFIX.decode()}vault_proxy"
 _KINDS = {GIT: pb.DOOR_KIND_GIT, EGRESS: pb.DOOR_KIND_EGRESS}
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -43,10 +41,11 @@ class VaultProxy(Protocol):
 class VaultProxyClient:
     """A `VaultProxy` (see there) over its channel and its door listener."""
 
-    def __init__(self, channel: grpc.aio.Channel, tls_dir: Path) -> None:
-        """Takes a channel as the sandbox service, and the folder of that service's certificate."""
+    def __init__(self, channel: grpc.aio.Channel, tls_dir: Path, peers: Peers | None = None) -> None:
+        """Takes a channel as the sandbox service, the folder of that service's certificate, and who is who."""
         self._stub = VaultProxyServiceStub(channel)
-        self._tls = _context(tls_dir)
+        self._tls = certificates.client_context(tls_dir)
+        self._peers = peers or Peers()
 
     async def prepare(self, grant: str, sandbox_id: str, network: Network) -> Prepared:
         """See `VaultProxy.prepare`."""
@@ -77,25 +76,14 @@ class VaultProxyClient:
         try:
             async with asyncio.timeout(DIAL_SECONDS):
                 reader, writer = await asyncio.open_connection(
-                    host.strip("[]"), int(port), ssl=self._tls, limit=BUFFER_BYTES
+                    host.strip("[]"), int(port), ssl=self._tls(), limit=BUFFER_BYTES
                 )
         except (OSError, TimeoutError, ValueError):
             raise Unavailable("VAULT_UNAVAILABLE", "the doors of the vault proxy cannot be reached") from None
-        if not _is_peer(writer.get_extra_info("peercert")):
+        if not self._peers.is_service("vault_proxy", writer.get_extra_info("peercert")):
             writer.transport.abort()
             raise Broken("INTERNAL", "another service answers where the doors of the vault proxy should be")
         return reader, writer
-
-
-def _context(tls_dir: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(tls_dir / "ca.pem"))
-    context.load_cert_chain(tls_dir / "cert.pem", tls_dir / "key.pem")
-    return context
-
-
-def _is_peer(certificate: Mapping[str, object] | None) -> bool:
-    names = (certificate or {}).get("subjectAltName", ())
-    return isinstance(names, tuple) and ("URI", _PEER) in names
 
 
 def _policy(network: Network) -> pb.NetworkPolicy:

@@ -12,16 +12,21 @@ from typing import Any
 
 from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import add_SessionServiceServicer_to_server
+from services.kit.callers import Callers
+from services.kit.key_file import KeyFile
 from services.kit.logs import Log as Journal
 from services.kit.serving import Server, main, until_signal
 from services.kit.settings import SettingsError
+from services.kit.watched import UnreadableError
 from services.session import counting, retention
 from services.session.admission import MAX_SESSION_BYTES
+from services.session.api_keys import ApiKeys
 from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.blobs_core import DEFAULT_LIMITS, Limits
 from services.session.children import Children
 from services.session.claims import Claims
+from services.session.credentials import Credentials, Tokens
 from services.session.families import Families
 from services.session.grants import Grants, Vouch
 from services.session.hand_tokens import HandTokens
@@ -64,6 +69,8 @@ def parts(
     limits: Limits = DEFAULT_LIMITS,
     memory_bytes: int = MEMORY_BYTES,
     vouch: Vouch | None = None,
+    key_file: KeyFile | None = None,
+    tokens: Tokens | None = None,
 ) -> Parts:
     """Puts the service's parts together over a store."""
     now = time.time_ns
@@ -108,6 +115,7 @@ def parts(
         Vouchers(store.registry, now, vouch),
         audit,
         HandTokens(store.registry, grants, now),
+        Credentials(ApiKeys(store.registry, grants, now), key_file or KeyFile(None), tokens, grants),
     )
 
 
@@ -142,13 +150,40 @@ def _vouching(settings: Settings) -> Vouch | None:
         raise SettingsError(f"HANDMESH_VAULT_ISSUER_KEY_FILE {problem}") from None
 
 
+def _key_file(settings: Settings) -> KeyFile:
+    try:
+        return KeyFile(settings.api_keys_file)
+    except (OSError, UnreadableError) as problem:
+        raise SettingsError(f"HANDMESH_API_KEYS_FILE: {problem}") from None
+
+
+def _tokens(settings: Settings) -> Tokens | None:
+    if settings.oidc_file is None:
+        return None
+    from services.session import tokens  # it loads a library that others do not need
+
+    try:
+        return tokens.Tokens(settings.oidc_file)
+    except (OSError, UnreadableError) as problem:
+        raise SettingsError(f"HANDMESH_OIDC_FILE: {problem}") from None
+
+
 async def serve(settings: Settings, store: Store, rules: Sequence[Rule] = (), vouch: Vouch | None = None) -> str:
     """Serves a store until the end, and says why it came; nothing when it was asked for."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
-    whole = parts(store, settings.session_bytes, rules, limits, settings.memory_quota_bytes, vouch)
+    whole = parts(
+        store,
+        settings.session_bytes,
+        rules,
+        limits,
+        settings.memory_quota_bytes,
+        vouch,
+        _key_file(settings),
+        _tokens(settings),
+    )
     whole.claims.count()
     counting.WATCHERS.watch(lambda: whole.watcher.watches)
-    server = Server(settings)
+    server = Server(settings, Callers(whole.credentials))
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     keeping = asyncio.create_task(whole.run())
@@ -185,4 +220,4 @@ def _settle() -> None:
 
 
 if __name__ == "__main__":
-    main("session", Settings, run, (_rules, _vouching))
+    main("session", Settings, run, (_rules, _vouching, _key_file, _tokens))

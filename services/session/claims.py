@@ -100,9 +100,9 @@ class Claims:
         counting.CLAIMS.watch(lambda: len(self._claims))
         counting.HARNESSES.watch(lambda: sum(1 for stream in self._streams if stream.harnesses))
 
-    async def waiting(self) -> int:
-        """Returns how many sessions are in the queue, waiting or taken."""
-        return await self._queue.size()
+    async def waiting(self) -> dict[str, int]:
+        """Counts the sessions that wait for a harness, by harness type. A type that none waits for is left out."""
+        return await self._queue.waiting()
 
     async def served(self) -> dict[str, Room]:
         """Returns which harness types are served, at whatever replica, and how much room there is."""

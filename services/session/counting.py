@@ -11,6 +11,7 @@ from handmesh.session.v1.session_pb2 import SessionStatus
 from services.kit import metrics
 from services.kit.errors import ServiceError
 from services.kit.metrics import COUNTS, SLOW, Counter, Gauge, Histogram, Label
+from services.session.bounded import Bounded
 from services.session.core import Fact, WriteState
 
 MOST_TYPES = 32  # harness types that are told apart: an operator names them, and a mistake must not cost memory
@@ -44,7 +45,7 @@ CLAIM_SECONDS = Histogram(
 WAKE_SECONDS = Histogram("handmesh_wake_seconds", "From a message to the harness's first event, `HarnessWoke`.")
 FIRST_BYTE_SECONDS = Histogram(
     "handmesh_wake_first_byte_seconds",
-    "From a message to the first piece of the model's answer that watchers were shown.",
+    "From a message to the first piece of the model's answer, or to all of it where it came at once.",
     buckets=SLOW,
 )
 SESSIONS = Gauge(
@@ -54,12 +55,13 @@ SESSIONS = Gauge(
 )
 QUEUE = Gauge(
     "handmesh_work_queue_sessions",
-    "Sessions in the work queue of the whole mesh: those that wait for a harness, and those that one has. At most some "
-    "seconds old. Every replica says the same.",
+    "Sessions that wait for a harness, in the whole mesh. At most some seconds old. Every replica says the same.",
 )
 CLAIMS = Gauge("handmesh_claims", "Sessions that harnesses have through this replica.")
 HARNESSES = Gauge("handmesh_harness_streams", "Harnesses that take sessions through this replica.")
 WATCHERS = Gauge("handmesh_watchers", "Open WatchEvents streams of this replica.")
+
+_first: Bounded[int] = Bounded()  # position of the newest message whose first word was counted, by session
 
 
 def allow_types(harnesses: Iterable[str]) -> None:
@@ -68,7 +70,7 @@ def allow_types(harnesses: Iterable[str]) -> None:
         HARNESS.allow(harnesses)
 
 
-def stored(facts: Iterable[Fact], state: WriteState, at: int) -> None:
+def stored(session_id: str, facts: Iterable[Fact], state: WriteState, at: int) -> None:
     """Counts what a log has just taken. `state` is from before it; `at` is in nanoseconds."""
     if not metrics.is_on():
         return
@@ -81,6 +83,8 @@ def stored(facts: Iterable[Fact], state: WriteState, at: int) -> None:
             TURN_SECONDS.observe(max(0, at - state.message_time) / 1e9, state.harness)
         elif fact.kind == "harness_woke" and is_unseen(state):
             WAKE_SECONDS.observe(max(0, at - state.message_time) / 1e9)
+        elif fact.kind == "model_replied":
+            first_byte(session_id, state, at)
     APPEND_EVENTS.observe(count)
 
 
@@ -99,6 +103,14 @@ def claimed(state: WriteState, now: int) -> None:
     """Counts that a harness got a session that has something to answer."""
     if is_unseen(state):
         CLAIM_SECONDS.observe(max(0, now - state.message_time) / 1e9)
+
+
+def first_byte(session_id: str, state: WriteState, at: int) -> None:
+    """Counts how long the message that opened a turn waited for the model's first word, once."""
+    if state.answered or state.message <= state.settled or _first.get(session_id) == state.message:
+        return
+    _first[session_id] = state.message
+    FIRST_BYTE_SECONDS.observe(max(0, at - state.message_time) / 1e9)
 
 
 def is_unseen(state: WriteState) -> bool:

@@ -42,11 +42,19 @@ class Granted:
 
 @dataclass(frozen=True)
 class Revoked:
-    """Grants of a session that are void: those of epochs below this one, or with 0 all of them; or a hand's token."""
+    """Grants of a session that are void: those of epochs below this one, or with 0 all of them; or a hand's token; or a
+    client's credential."""
 
     session_id: str
     below_epoch: int
     hand_token_id: str = ""
+    caller_id: str = ""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Revoked:
+        """Reads what a replica has sent, which may be a newer one and say more."""
+        said = json.loads(data)
+        return cls(**{name: said[name] for name in cls.__match_args__ if name in said})
 
 
 Vouch = Callable[[Granted], str]
@@ -121,6 +129,11 @@ class Grants:
         told = json.dumps({"session_id": "", "below_epoch": 0, "hand_token_id": hand_token_id}).encode()
         await self._wire.send(REVOKED, EVERYBODY, told)
 
+    async def revoke_caller(self, caller_id: str) -> None:
+        """Tells everybody who holds an answer about a client's credential."""
+        told = json.dumps({"session_id": "", "below_epoch": 0, "caller_id": caller_id}).encode()
+        await self._wire.send(REVOKED, EVERYBODY, told)
+
     async def watch(self) -> AsyncIterator[Revoked | None]:
         """Yields revocations as they happen, and None as a sign of life, the first at once.
 
@@ -133,7 +146,7 @@ class Grants:
             stop = await self._wire.listen(
                 REVOKED,
                 EVERYBODY,
-                lambda data: _put(watch, Revoked(**json.loads(data))),
+                lambda data: _put(watch, Revoked.from_bytes(data)),
                 lambda: _put(watch, Unavailable("LOG_UNAVAILABLE", "revocations may have been missed")),
             )
             yield None

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from handmesh.session.v1.config_pb2 import SessionConfig
 from services.kit.errors import Gone, Unavailable
@@ -58,8 +58,10 @@ class Row:
 
     @classmethod
     def unpack(cls, value: bytes) -> Row:
-        """Reads the registry's value. What it does not have is as in an empty row."""
-        return cls(**json.loads(value))
+        """Reads the registry's value. What it does not have is as in an empty row; what only a newer version knows is
+        left out, so that both work beside each other."""
+        told = json.loads(value)
+        return cls(**{field.name: told[field.name] for field in fields(cls) if field.name in told})
 
 
 def merged(old: Row, new: Row) -> Row:

@@ -44,6 +44,7 @@ class Filter:
     harness: str = ""
     created_after: int = 0
     created_before: int = 0
+    updated_before: int = 0
     archived: bool = False  # whether those are wanted, too
 
     def fits(self, row: Row) -> bool:
@@ -57,6 +58,7 @@ class Filter:
             and all(row.labels.get(key) == value for key, value in self.labels.items())
             and row.created >= self.created_after - SLACK
             and (not self.created_before or row.created < self.created_before + SLACK)
+            and (not self.updated_before or row.updated < self.updated_before)  # a row is no newer than its log
         )
 
     def fits_state(self, state: WriteState) -> bool:
@@ -66,6 +68,7 @@ class Filter:
             and (not self.statuses or int(status(state)) in self.statuses)
             and state.create_time >= self.created_after
             and (not self.created_before or state.create_time < self.created_before)
+            and (not self.updated_before or state.update_time < self.updated_before)
         )
 
 

@@ -176,8 +176,9 @@ class WorkQueue(Protocol):
         None when the session is not in the queue, or waits there to be taken.
         """
 
-    async def size(self) -> int:
-        """Counts the sessions in the queue, of all harness types, waiting or taken."""
+    async def waiting(self) -> dict[str, int]:
+        """Counts the sessions that wait to be taken, by harness type: those of which there are any. What is taken or
+        given back at this moment may be counted or not."""
 
 
 class Wire(Protocol):

@@ -31,7 +31,7 @@ class Previews:
         Where it is asked, also whether anybody is shown them. Raises Conflict (`EPOCH_STALE`) once a newer harness owns
         the session.
         """
-        session_id, epoch, checked, dropped, asked, counted = "", 0, 0.0, 0, False, 0
+        session_id, epoch, checked, dropped, asked = "", 0, 0.0, 0, False
         async for request in requests:
             if not session_id:
                 session_id, epoch = request.session_id, request.epoch
@@ -47,21 +47,19 @@ class Previews:
             if request.ByteSize() > MAX_BYTES:
                 dropped += len(request.previews)
             else:
-                counted = self._count(session_id, request, counted)
+                if metrics.is_on():
+                    self._count(session_id, request)
                 request.epoch = epoch  # read from the first message only
                 await self._watcher.show(session_id, request)
         watched = asked and await self._watcher.shown(session_id)
         return PublishPreviewsResponse(dropped=dropped, watched=watched)
 
-    def _count(self, session_id: str, request: PublishPreviewsRequest, counted: int) -> int:
-        """Counts how long a message waited for the first piece of its answer; returns its position. `counted` was."""
-        state = self._writer.remembered(session_id) if metrics.is_on() else None
-        if state is None or counted >= state.message or state.message <= state.settled:
-            return counted
-        if state.answered or not any(piece.WhichOneof("delta") in _ANSWERING for piece in request.previews):
-            return counted
-        counting.FIRST_BYTE_SECONDS.observe(max(0, time.time_ns() - state.message_time) / 1e9)
-        return state.message
+    def _count(self, session_id: str, request: PublishPreviewsRequest) -> None:
+        """Counts how long a message waited for the first piece of its answer."""
+        if any(piece.WhichOneof("delta") in _ANSWERING for piece in request.previews):
+            state = self._writer.remembered(session_id)
+            if state is not None:
+                counting.first_byte(session_id, state, time.time_ns())
 
     async def _check(self, session_id: str, epoch: int) -> None:
         owner = (await self._writer.current(session_id)).epoch

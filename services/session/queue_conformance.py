@@ -89,17 +89,23 @@ async def queue_11_adopts_what_is_gone_already(store: Store) -> None:
     await (await _take(store, harness)).done()
 
 
-async def queue_12_counts_what_it_has(store: Store) -> None:
-    """What waits and what is taken counts, once each; what is done does not."""
-    harness, session = _harness(), ids.mint("sess")
-    before = await store.queue.size()
-    await store.queue.put(harness, session)
-    await store.queue.put(harness, session)
-    assert await store.queue.size() == before + 1
-    taken = await _take(store, harness)
-    assert await store.queue.size() == before + 1
+async def queue_12_counts_those_that_wait(store: Store) -> None:
+    """By type, until they are taken; a type that nobody waits for is not told."""
+    one, other = _harness(), _harness()
+    for harness in (one, one, other):
+        await store.queue.put(harness, ids.mint("sess"))
+    assert _of(await store.queue.waiting(), one, other) == {one: 2, other: 1}
+    item = await _take(store, one)
+    taken = await _take(store, other)
+    assert _of(await store.queue.waiting(), one, other) == {one: 1}
+    await item.done()
+    await (await _take(store, one)).done()
+    assert _of(await store.queue.waiting(), one, other) == {}
     await taken.done()
-    assert await store.queue.size() == before
+
+
+def _of(counted: dict[str, int], *harnesses: str) -> dict[str, int]:
+    return {name: count for name, count in counted.items() if name in harnesses}
 
 
 def _harness() -> str:

@@ -26,6 +26,7 @@ from services.session.audit import Audit
 from services.session.blobs import Blobs
 from services.session.children import Children
 from services.session.claims import HAND_OVER_SECONDS, Claims
+from services.session.credentials import ApiKeyCalls, Credentials
 from services.session.emitters import HARNESS
 from services.session.git_rules import git_rules
 from services.session.grants import CACHE_SECONDS, Grants
@@ -38,6 +39,7 @@ from services.session.memories import Memories
 from services.session.memory_rules import memory_rules
 from services.session.previews import Previews
 from services.session.reader import Reader
+from services.session.served import Room
 from services.session.sessions import Sessions
 from services.session.upkeep import Upkeep
 from services.session.verifying import Verifier
@@ -71,12 +73,14 @@ class Parts:
     vouchers: Vouchers
     audit: Audit
     hand_tokens: HandTokens
+    credentials: Credentials
 
     async def run(self) -> None:
         """Does what is done behind the calls, for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.claims.run())
             tasks.create_task(self.writer.run())
+            tasks.create_task(self.credentials.follow_file())
 
     async def finish(self, hand_over: float = HAND_OVER_SECONDS) -> None:
         """Carries through what was begun. Harnesses have so many seconds to come to another replica."""
@@ -86,13 +90,14 @@ class Parts:
         await self.writer.finish()
 
 
-class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
+class SessionServicer(VoucherCalls, HandTokenCalls, ApiKeyCalls, SessionServiceServicer):
     """`SessionService`. A method that is missing here answers UNIMPLEMENTED."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._vouchers = parts.vouchers
         self._hand_tokens = parts.hand_tokens
+        self._credentials = parts.credentials
 
     async def CreateSession(self, request: pb.CreateSessionRequest, context: Context) -> pb.CreateSessionResponse:
         if caller().kind == HARNESS:
@@ -109,6 +114,7 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
             harness=request.harness,
             created_after=codec.nanoseconds(request.created_after),
             created_before=codec.nanoseconds(request.created_before),
+            updated_before=codec.nanoseconds(request.updated_before),
             archived=request.include_archived,
         )
         tenant = caller().tenant or ""
@@ -226,12 +232,17 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
         return pb.ReleaseWorkResponse(offered_again=again)
 
     async def OfferWork(self, request: pb.OfferWorkRequest, context: Context) -> pb.OfferWorkResponse:
+        await self._parts.reader.check(request.session_id, caller().tenant)
         found, harness = await self._parts.claims.offer(request.session_id)
         return pb.OfferWorkResponse(outcome=pb.OfferOutcome.ValueType(found), harness=harness)
 
     async def ListServedTypes(self, request: pb.ListServedTypesRequest, context: Context) -> pb.ListServedTypesResponse:
-        found = sorted((await self._parts.claims.served()).items())
-        types = [pb.ServedType(name=name, harnesses=room.harnesses, room=room.sessions) for name, room in found]
+        served = await self._parts.claims.served()
+        waiting = await self._parts.claims.waiting() if request.count_waiting else {}
+        types = [
+            pb.ServedType(name=name, harnesses=room.harnesses, room=room.sessions, waiting=waiting.get(name, 0))
+            for name, room in sorted((dict.fromkeys(waiting, Room()) | served).items())
+        ]
         return pb.ListServedTypesResponse(types=types)
 
     async def CheckGrant(self, request: pb.CheckGrantRequest, context: Context) -> pb.CheckGrantResponse:
@@ -274,6 +285,7 @@ class SessionServicer(VoucherCalls, HandTokenCalls, SessionServiceServicer):
                     session_id=revoked.session_id,
                     below_epoch=revoked.below_epoch,
                     hand_token_id=revoked.hand_token_id,
+                    caller_id=revoked.caller_id,
                 )
 
     async def UploadBlob(

@@ -32,6 +32,12 @@ class Settings(Mesh):
         None,
         "PEM, Ed25519: signs for which session's secrets the vault proxy may read. Without it no credential is used.",
     )
+    oidc_file: Path | None = tuning(
+        "HANDMESH_OIDC_FILE",
+        existing,
+        None,
+        "JSON: the issuers whose tokens (JWT) clients may show (docs/identity.md). None means no tokens.",
+    )
     session_bytes: int = tuning(
         "HANDMESH_SESSION_BYTES", whole, MAX_SESSION_BYTES, "Most bytes of events that one session has."
     )

@@ -210,7 +210,7 @@ class Writer:
         asyncio.get_running_loop().call_soon(getattr, batch, "digest")  # hashed while the store works
         await self._log.append(session_id, batch)
         names = len(state.names)
-        counting.stored(draft.facts, state, now)
+        counting.stored(session_id, draft.facts, state, now)
         for fact in draft.facts:
             fold(state, fact, now)
         state.digest = batch.digest

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import add_VaultProxyServiceServicer_to_server
-from services.kit import channels, serving
+from services.kit import asked, channels, serving
 from services.kit.grants import Grants
 from services.vault_proxy import stores
 from services.vault_proxy.audit import Audit
@@ -75,7 +75,7 @@ async def running(settings: Settings) -> AsyncIterator[serving.Server]:
             doors.end_session(session_id)
 
     grants = Grants(session, revoked, vouched=True, resumed=doors.doubt)
-    server = serving.Server(settings)
+    server = serving.Server(settings, asked.callers(session))
     servicer = VaultProxy(grants, tools, vaults, doors.reception, connecting, validation)
     add_VaultProxyServiceServicer_to_server(servicer, server.grpc)
     async with asyncio.TaskGroup() as tasks:

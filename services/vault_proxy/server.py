@@ -11,7 +11,7 @@ import grpc
 from handmesh.sandbox.v1 import tool_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceServicer
-from services.kit import identity
+from services.kit import identity, tracing
 from services.kit.errors import Unauthenticated
 from services.kit.grants import Grants, shown
 from services.vault_proxy.connecting import Connecting
@@ -162,6 +162,7 @@ class VaultProxy(VaultProxyServiceServicer):
         grant = shown(context.invocation_metadata())
         answer = await self._grants.check(grant)
         word = Secret(answer.vault_jwt) if answer.vault_jwt else None
+        tracing.about(answer.session_id)
         access = access_of(answer, GrantPass(answer.session_id, answer.epoch, self._grants, Secret(grant), word))
         if identity.current().tenant not in (None, access.tenant):
             raise Unauthenticated("GRANT_INVALID", "the grant is not valid, or not any more")

@@ -23,6 +23,7 @@ from services.vault_proxy.mcp.connections import Connections, Use
 from services.vault_proxy.mcp.problems import ServerLost
 from services.vault_proxy.pins import Pins
 from services.vault_proxy.replicas import Replicas
+from services.vault_proxy.traced import asked
 
 ANSWER_BYTES = 6 * 1024 * 1024  # of all servers' tools together: one gRPC message takes 8 MiB
 
@@ -189,7 +190,8 @@ class Tools:
         use, result, counted, began = Use(), "SERVER_UNAVAILABLE", "SERVER_UNAVAILABLE", time.monotonic()
         try:
             failpoints.hit("vault_proxy.call_asked")
-            raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use, say)
+            with asked("tools/call", server, tool.own_name):
+                raw, scrubber = await self._connections.call(access, server, tool.own_name, arguments, use, say)
             failpoints.hit("vault_proxy.call_answered", lambda: ServerLost(server.name, "was cut off", begun=True))
             answer = read_answer(raw, scrubber)
             self._connections.tell(scrubber, access, server, use)

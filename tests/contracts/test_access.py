@@ -9,7 +9,7 @@ from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.session.v1 import memory_pb2, session_pb2
 from handmesh.status.v1 import status_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
-from services.kit.access import ACCESS
+from services.kit.access import ACCESS, Scope
 from services.kit.errors import Denied, Unauthenticated
 from services.kit.identity import Caller, authorize
 
@@ -33,7 +33,7 @@ def test_only_who_is_in_the_row_gets_in(kind: str) -> None:
     """All methods x all identities, among them one that is not in the table at all."""
     for method in METHODS:
         try:
-            authorize(Caller(kind), method)
+            authorize(Caller(kind, scope=Scope.OPERATOR), method)
         except (Denied, Unauthenticated):
             assert kind not in ACCESS[method]
         else:
@@ -43,4 +43,4 @@ def test_only_who_is_in_the_row_gets_in(kind: str) -> None:
 def test_a_method_without_a_row_is_refused() -> None:
     """Forgetting the row closes the door; it does not open it."""
     with pytest.raises(Denied):
-        authorize(Caller("client"), "/handmesh.session.v1.SessionService/NewMethod")
+        authorize(Caller("client", scope=Scope.OPERATOR), "/handmesh.session.v1.SessionService/NewMethod")

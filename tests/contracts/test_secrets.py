@@ -19,8 +19,10 @@ INNOCENT |= {"authorization_url", "cache_creation_input_tokens", "cache_read_inp
 
 INNOCENT |= {"hand_token_id", "hand_tokens", "hand_token"}  # what is known of a token, without the token
 
-# Told once, when it is made, and of use for nothing but to connect as that one hand.
-TOLD_ONCE = {"handmesh.session.v1.CreateHandTokenResponse.token"}
+INNOCENT |= {"api_key_id", "api_keys", "api_key"}  # likewise
+
+# Told once, when they are made.
+TOLD_ONCE = {"handmesh.session.v1.CreateHandTokenResponse.token", "handmesh.session.v1.CreateApiKeyResponse.key"}
 
 # What shows that its bearer may: none of them is a credential, and each lapses within a minute.
 WORDS_OF_HONOUR = {"vault_jwt", "voucher"}

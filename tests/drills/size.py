@@ -1,4 +1,4 @@
-"""How much a drill does: little in `make test`, all of it in `make drill` (HANDMESH_DRILL=full)."""
+"""How much a drill does: little in `make drill-small`, all of it in `make drill` (HANDMESH_DRILL=full)."""
 
 from __future__ import annotations
 

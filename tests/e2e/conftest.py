@@ -13,6 +13,7 @@ from handmesh.client import Client, connect
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import Ports
 from handmesh.launcher.settings import MeshSettings, Scripted
+from tests.support.requirements import lack_of
 
 SCRIPT = Path(__file__).with_name("script.yaml")
 
@@ -26,6 +27,7 @@ async def mesh(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mesh]:
         os.environ,
         Ports.free(),
         extra={"vault_proxy": {"HANDMESH_OUTBOUND_ALLOW": "127.0.0.1"}},
+        metrics=lack_of("metrics") is None,
     )
     async with await Mesh.start(settings) as running:
         yield running

@@ -25,7 +25,7 @@ from tests.support.mesh_server import Served, served
 
 NAME = "handmesh.session.v1.SessionService"
 ID = "sess_" + "0" * 26
-ONE, TWO = Caller("client", "default", "one"), Caller("client", "default", "two")
+ONE, TWO = Caller("client", "default", id="one"), Caller("client", "default", id="two")
 HARNESS = Caller("harness")
 
 

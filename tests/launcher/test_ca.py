@@ -157,5 +157,5 @@ def test_the_api_key_is_made_once_and_services_know_its_hash_only(tmp_path: Path
     assert path.stat().st_mode & 0o777 == 0o600
     digest = hashlib.sha256(key.encode()).hexdigest()
     listed = json.loads((tmp_path / "api_keys.json").read_text())
-    assert listed == [{"sha256": digest, "tenant": "default", "name": "local"}]
+    assert listed == [{"sha256": digest, "tenant": "default", "name": "local", "scope": "operator"}]
     assert ensure_api_key(tmp_path).read_text().strip() == key

@@ -23,7 +23,6 @@ COMMON = {
     "LANG": "C.UTF-8",
     "PYTHONUNBUFFERED": "1",
     "HANDMESH_DATA_DIR": "/data",
-    "HANDMESH_API_KEYS_FILE": "/data/api_keys.json",
     "HANDMESH_LOG_LEVEL": "info",
 }
 
@@ -35,11 +34,12 @@ def settings(**changes: object) -> MeshSettings:
 
 
 def test_session_is_told_of_its_store_alone() -> None:
-    """The session service has the only NATS credentials."""
+    """The session service has the only NATS credentials, and the only file of clients' keys."""
     assert service_environment("session", settings()) == COMMON | {
         "HANDMESH_LISTEN": "127.0.0.1:7411",
         "HANDMESH_CLIENT_LISTEN": "127.0.0.1:7401",
         "HANDMESH_TLS_DIR": "/data/tls/session",
+        "HANDMESH_API_KEYS_FILE": "/data/api_keys.json",
         "HANDMESH_NATS_URL": "nats://127.0.0.1:7420",
         "HANDMESH_NATS_CREDENTIALS_FILE": "/data/nats/session.json",
         "HANDMESH_NATS_MONITOR_URL": "http://127.0.0.1:7421",

@@ -31,7 +31,7 @@ from services.sandbox.forwarding import Forwarding
 from services.sandbox.hand import HandSettings
 from services.sandbox.hand_tokens import NoTokens
 from services.sandbox.leave import Leave
-from services.sandbox.peers import Peers
+from services.sandbox.replicas import Replicas
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.server import SandboxServicer
 from tests.sandbox.test_server import bash, provisioned, refused
@@ -59,7 +59,7 @@ class Replica:
 
 async def _replica(data: Path, number: int, addresses: list[str], stack: AsyncExitStack) -> Replica:
     node = addresses[number]
-    peers = Peers(node, addresses, data / "tls" / "sandbox")
+    peers = Replicas(node, addresses, data / "tls" / "sandbox")
     backends = Backends(HandSettings(data / f"state-{number}", allow_unisolated=True), node)
     sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(data))
     servicer = SandboxServicer(sandboxes, Leave(backends), Workers(backends, BUILT_IN, NoTokens()), owners(backends))

@@ -17,8 +17,10 @@ from handmesh.session.v1 import event_pb2 as ev
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from handmesh.session.v1.session_pb2_grpc import SessionServiceStub, add_SessionServiceServicer_to_server
+from services.kit.callers import Callers
 from services.kit.channels import raised
 from services.kit.errors import ServiceError
+from services.kit.key_file import KeyFile
 from services.kit.serving import Server
 from services.session.__main__ import SERVICES, parts
 from services.session.blobs_core import Limits
@@ -135,8 +137,14 @@ async def running(settings: Settings, identities: Path) -> AsyncIterator[Service
 async def serving(settings: Settings, store: Store, identities: Path) -> AsyncIterator[Service]:
     """Serves a store until the end of the block."""
     limits = Limits(settings.blob_quota_bytes, settings.max_blob_bytes)
-    whole = parts(store, settings.session_bytes, limits=limits, memory_bytes=settings.memory_quota_bytes)
-    server = Server(settings)
+    whole = parts(
+        store,
+        settings.session_bytes,
+        limits=limits,
+        memory_bytes=settings.memory_quota_bytes,
+        key_file=KeyFile(settings.api_keys_file),
+    )
+    server = Server(settings, Callers(whole.credentials))
     add_SessionServiceServicer_to_server(SessionServicer(whole), server.grpc)
     add_MemoryServiceServicer_to_server(MemoryServicer(whole.memories, whole.grants), server.grpc)
     await server.start(*SERVICES)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,23 @@ async def test_what_a_session_does_can_be_asked_for_at_once(service: Service) ->
     await service.emit(session, turn_ended(2), epoch)
     assert await listed(service, labels=label, statuses=[RUNNING]) == []
     assert await listed(service, labels=label, statuses=[IDLE]) == [session]
+
+
+async def test_those_that_nothing_happened_to_can_be_asked_for(service: Service) -> None:
+    """By the time of the log's last event, whatever it was, exclusive: who is stuck is at work and says nothing."""
+    label = {"test": ids.mint("x")}
+    silent = await service.create(message(), config=SessionConfig(labels=label))
+    moment = (await service.log(silent))[-1].emit_time
+    later = Timestamp(seconds=moment.seconds + 3600)
+    assert await listed(service, labels=label, updated_before=later, statuses=[RUNNING]) == [silent]
+    assert await listed(service, labels=label, updated_before=moment) == []
+    await service.emit(silent, note())  # changes nothing in the index
+    said = (await service.log(silent))[-1].emit_time
+    between = Timestamp(seconds=moment.seconds, nanos=moment.nanos + 1)
+    assert moment.ToNanoseconds() < said.ToNanoseconds()
+    for summary in (False, True):
+        assert await listed(service, labels=label, updated_before=between, summary=summary) == []
+        assert await listed(service, labels=label, updated_before=later, summary=summary) == [silent]
 
 
 @pytest.mark.nats
@@ -157,11 +175,11 @@ async def test_pages_are_bounded_in_bytes(service: Service) -> None:
     assert [each.session_id for each in (*first.sessions, *rest.sessions)] == made[::-1]
 
 
-async def test_a_row_of_an_older_version_is_read(service: Service) -> None:
-    """What an entry does not say is as in an empty one, and comes when the session goes on."""
+async def test_a_row_of_another_version_is_read(service: Service) -> None:
+    """What an entry does not say is as in an empty one, and comes when the session goes on; what is new is left out."""
     session = await service.create()
     await service.parts.sessions.finish()
-    old = b'{"harness": "messages", "labels": {"a": "b"}, "created": 1}'
+    old = b'{"harness": "messages", "labels": {"a": "b"}, "created": 1, "of_a_newer_version": 7}'
     await service.store.registry.put(BUCKET, key_of("default", session), old)
     assert await row(service, session) == Row("messages", {"a": "b"}, 1)
     await service.emit(session, note())

@@ -125,6 +125,24 @@ async def _served(service: Service, wanted: list[tuple[str, int, int]]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_those_that_wait_are_counted_by_type(pair: tuple[Service, Service]) -> None:
+    """Only when that is asked for; a type that nobody serves is told, since that is why they wait."""
+    one, two = pair
+    for kind in ("nobody", "nobody", "somebody"):
+        await one.create(message(), config=SessionConfig(harness=kind))
+
+    async def told(service: Service, **asked: bool) -> dict[str, tuple[int, int]]:
+        answer = await service.client.ListServedTypes(pb.ListServedTypesRequest(**asked))
+        return {it.name: (it.harnesses, it.waiting) for it in answer.types}
+
+    assert await told(two) == {}
+    assert await told(two, count_waiting=True) == {"nobody": (0, 2), "somebody": (0, 1)}
+    async with harness(one, "somebody", 1):
+        async with asyncio.timeout(20):
+            while await told(one, count_waiting=True) != {"nobody": (0, 2), "somebody": (1, 0)}:
+                await asyncio.sleep(0.01)
+
+
 async def test_ends_at_both(pair: tuple[Service, Service]) -> None:
     """An end at one replica is an end at the other, and can be said there too."""
     one, two = pair

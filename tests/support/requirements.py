@@ -1,6 +1,6 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `metrics`, `e2e`,
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `grpcurl`, `metrics`, `e2e`,
 `compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
@@ -50,7 +50,13 @@ def require(marker: str) -> None:
 
 def _is_excused(marker: str) -> bool:
     """Says whether CI may do without, for a language's tool chain is not there: `make wire` has said so."""
-    return (marker == "typescript" and not node()) or (marker == "go" and not shutil.which("go"))
+    return (marker == "typescript" and not node()) or (marker in ("go", "grpcurl") and not shutil.which("go"))
+
+
+def grpcurl() -> str | None:
+    """Returns where grpcurl is: the machine's, or the one of `make grpcurl`."""
+    built = sorted((Path.home() / ".cache" / "handmesh").glob("grpcurl-*/grpcurl"))
+    return shutil.which("grpcurl") or (str(built[-1]) if built else None)
 
 
 def node() -> str | None:
@@ -82,6 +88,9 @@ def lack_of(marker: str) -> str | None:
         case "metrics":
             there = importlib.util.find_spec("prometheus_client") is not None
             return None if there else "prometheus_client is missing. Get it with: pip install -e '.[telemetry]'"
+        case "grpcurl":
+            there = grpcurl() is not None and shutil.which("jq") is not None
+            return None if there else "grpcurl or jq is missing. Get them with: make grpcurl; apt-get install jq"
         case "lfs":
             return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "typescript":

@@ -23,6 +23,7 @@ from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
 from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 from services.kit import ids, settings
 from services.kit.channels import connect
+from services.kit.key_file import KeyFile
 from services.vault_proxy.assembly import running
 from services.vault_proxy.settings import Settings
 from tests.support.mesh_server import Served, served
@@ -134,6 +135,7 @@ async def session_peer(tmp_path: Path) -> AsyncIterator[tuple[SessionPeer, Serve
     peer = SessionPeer()
     add = lambda to: add_SessionServiceServicer_to_server(peer, to)  # noqa: E731
     async with served(tmp_path, "session", add, NAME) as it:
+        peer.clients = KeyFile(tmp_path / "api_keys.json")
         yield peer, it
 
 
@@ -148,7 +150,6 @@ def start(session_peer: tuple[SessionPeer, Served]) -> Start:
             "HANDMESH_LISTEN": "127.0.0.1:0",
             "HANDMESH_CLIENT_LISTEN": "127.0.0.1:0",
             "HANDMESH_TLS_DIR": str(mesh.tls / "vault_proxy"),
-            "HANDMESH_API_KEYS_FILE": str(mesh.tls.parent / "api_keys.json"),
             "HANDMESH_SESSION_ADDRESS": mesh.address,
             "HANDMESH_STORE": "memory",
             "HANDMESH_OUTBOUND_ALLOW": "127.0.0.1",

@@ -16,14 +16,16 @@ from handmesh.session.v1.event_pb2 import Event, ToolsOffered
 from handmesh.session.v1.session_pb2_grpc import SessionServiceServicer
 from services.kit import ids
 from services.kit.errors import Unauthenticated, Unavailable
+from services.kit.key_file import KeyFile
 from tests.vault_proxy.bao import SessionPass
 
 GRANT_KEY = "x-handmesh-grant"
 NAME = "handmesh.session.v1.SessionService"
+WATCHERS = 2  # streams of a vault proxy: one for grants, one for clients' credentials
 
 
 class SessionPeer(SessionServiceServicer):
-    """Answers CheckGrant, WatchRevocations and EmitEvent; everything else is not built."""
+    """Answers CheckGrant, CheckCaller, WatchRevocations and EmitEvent; everything else is not built."""
 
     def __init__(self) -> None:
         self.grants: dict[str, pb.CheckGrantResponse] = {}
@@ -32,6 +34,7 @@ class SessionPeer(SessionServiceServicer):
         self.vouched = 0
         self.offers: dict[int, ToolsOffered] = {}  # by position, of any session
         self.issuer_key_file: Path | None = None  # of the OpenBao that trusts this peer
+        self.clients = KeyFile(None)
         self.events: list[tuple[str, Event]] = []
         self.emitted = asyncio.Event()
         self.watched = asyncio.Event()
@@ -99,6 +102,11 @@ class SessionPeer(SessionServiceServicer):
         answer.vault_jwt = (await holder.voucher()).reveal()
         return answer
 
+    async def CheckCaller(self, request: pb.CheckCallerRequest, context: Any) -> pb.CheckCallerResponse:
+        found = await self.clients.ask(request.credential)
+        scope = pb.Scope.ValueType(found.scope)
+        return pb.CheckCallerResponse(caller_id=found.id, tenant=found.tenant or "", name=found.name, scope=scope)
+
     async def RedeemVoucher(self, request: pb.RedeemVoucherRequest, context: Any) -> pb.RedeemVoucherResponse:
         if request.voucher not in self.vouchers:
             raise Unauthenticated("GRANT_INVALID", "the voucher is not valid, or not any more")
@@ -116,7 +124,8 @@ class SessionPeer(SessionServiceServicer):
         try:
             if not self.mute:
                 yield pb.WatchRevocationsResponse()
-            self.watched.set()
+            if len(self._watchers) >= WATCHERS:
+                self.watched.set()
             while (news := await queue.get()) is not None:
                 yield news
         finally:

@@ -1,7 +1,6 @@
 // What calls need: a channel that shows a certificate, promises in place of callbacks, and why a call was refused.
 
 import { readFileSync } from "node:fs";
-import { BinaryReader, WireType } from "@bufbuild/protobuf/wire";
 import {
   type CallOptions,
   type ChannelCredentials,
@@ -12,6 +11,7 @@ import {
   credentials,
   status,
 } from "@grpc/grpc-js";
+import { refusalOf } from "../wire/refusal.js";
 
 export const GRANT_KEY = "x-handmesh-grant";
 
@@ -75,27 +75,6 @@ export function codeOf(problem: unknown): status {
 }
 
 /** Returns the reason of a refused call, an ErrorReason of the mesh such as `EPOCH_STALE`. Empty without one. */
-export function reasonOf(problem: unknown): string {
-  const [details] = (problem as Partial<ServiceError>)?.metadata?.get("grpc-status-details-bin") ?? [];
-  if (!(details instanceof Uint8Array)) return "";
-  for (const any of fields(details, 3)) {
-    // google.rpc.Status.details
-    const [url, value] = [fields(any, 1)[0], fields(any, 2)[0]];
-    if (value && String(Buffer.from(url ?? [])).endsWith("/google.rpc.ErrorInfo"))
-      return String(Buffer.from(fields(value, 1)[0] ?? []));
-  }
-  return "";
-}
-
-function fields(message: Uint8Array, wanted: number): Uint8Array[] {
-  const reader = new BinaryReader(message);
-  const found: Uint8Array[] = [];
-  while (reader.pos < reader.len) {
-    const [number, wire] = reader.tag();
-    if (number === wanted && wire === WireType.LengthDelimited) found.push(reader.bytes());
-    else reader.skip(wire);
-  }
-  return found;
-}
+export const reasonOf = (problem: unknown): string => refusalOf(problem).reason;
 
 export const pause = (milliseconds: number) => new Promise((resolve) => setTimeout(resolve, milliseconds));

@@ -31,11 +31,25 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     ERROR_REASON_UNIMPLEMENTED: _ErrorReason.ValueType  # 2
     """`UNIMPLEMENTED`. This server does not do that yet."""
     ERROR_REASON_IDENTITY_UNKNOWN: _ErrorReason.ValueType  # 3
-    """`UNAUTHENTICATED`. Neither a certificate of the mesh nor a known API key."""
+    """`UNAUTHENTICATED`. Neither a certificate of the mesh, nor a known API key, nor
+    a good token of a trusted issuer.
+    """
     ERROR_REASON_METHOD_DENIED: _ErrorReason.ValueType  # 4
     """`PERMISSION_DENIED`. The caller's kind may not call the method. Metadata:
     `identity`.
     """
+    ERROR_REASON_SCOPE_DENIED: _ErrorReason.ValueType  # 200
+    """`PERMISSION_DENIED`. The client's scope does not include that. Metadata:
+    `scope`, the one that is needed, and `has`, the client's own.
+    """
+    ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 201
+    """`RESOURCE_EXHAUSTED`. The client made more calls in a second than it may.
+    Comes with a `google.rpc.RetryInfo`. Metadata: `calls_per_second`, `burst`.
+    """
+    ERROR_REASON_API_KEY_NOT_FOUND: _ErrorReason.ValueType  # 202
+    """`NOT_FOUND`. The tenant has no such API key. Metadata: `api_key_id`."""
+    ERROR_REASON_ISSUER_UNAVAILABLE: _ErrorReason.ValueType  # 203
+    """`UNAVAILABLE`. The keys of an issuer of tokens cannot be had."""
     ERROR_REASON_ID_INVALID: _ErrorReason.ValueType  # 5
     """`INVALID_ARGUMENT`. An id has not the form that ids have. Metadata:
     `field`.
@@ -347,11 +361,25 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 1
 ERROR_REASON_UNIMPLEMENTED: ErrorReason.ValueType  # 2
 """`UNIMPLEMENTED`. This server does not do that yet."""
 ERROR_REASON_IDENTITY_UNKNOWN: ErrorReason.ValueType  # 3
-"""`UNAUTHENTICATED`. Neither a certificate of the mesh nor a known API key."""
+"""`UNAUTHENTICATED`. Neither a certificate of the mesh, nor a known API key, nor
+a good token of a trusted issuer.
+"""
 ERROR_REASON_METHOD_DENIED: ErrorReason.ValueType  # 4
 """`PERMISSION_DENIED`. The caller's kind may not call the method. Metadata:
 `identity`.
 """
+ERROR_REASON_SCOPE_DENIED: ErrorReason.ValueType  # 200
+"""`PERMISSION_DENIED`. The client's scope does not include that. Metadata:
+`scope`, the one that is needed, and `has`, the client's own.
+"""
+ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 201
+"""`RESOURCE_EXHAUSTED`. The client made more calls in a second than it may.
+Comes with a `google.rpc.RetryInfo`. Metadata: `calls_per_second`, `burst`.
+"""
+ERROR_REASON_API_KEY_NOT_FOUND: ErrorReason.ValueType  # 202
+"""`NOT_FOUND`. The tenant has no such API key. Metadata: `api_key_id`."""
+ERROR_REASON_ISSUER_UNAVAILABLE: ErrorReason.ValueType  # 203
+"""`UNAVAILABLE`. The keys of an issuer of tokens cannot be had."""
 ERROR_REASON_ID_INVALID: ErrorReason.ValueType  # 5
 """`INVALID_ARGUMENT`. An id has not the form that ids have. Metadata:
 `field`.

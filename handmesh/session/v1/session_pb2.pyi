@@ -93,6 +93,41 @@ OFFER_OUTCOME_CLAIMED: OfferOutcome.ValueType  # 2
 OFFER_OUTCOME_NOT_NEEDED: OfferOutcome.ValueType  # 3
 """Its log needs no harness."""
 
+class _Scope:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ScopeEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_Scope.ValueType], builtins.type):
+    DESCRIPTOR: descriptor.EnumDescriptor
+    SCOPE_UNSPECIFIED: _Scope.ValueType  # 0
+    """Never sent."""
+    SCOPE_READ: _Scope.ValueType  # 1
+    """Looks at what the tenant has."""
+    SCOPE_RUN: _Scope.ValueType  # 2
+    """Makes and runs sessions, and answers them."""
+    SCOPE_ADMIN: _Scope.ValueType  # 3
+    """Keeps the tenant's affairs: keys, tokens, vaults, deletions."""
+    SCOPE_OPERATOR: _Scope.ValueType  # 4
+    """Keeps the mesh: every tenant's keys, and what is not any tenant's. Only
+    files that the operator writes give it; no call does.
+    """
+
+class Scope(_Scope, metaclass=_ScopeEnumTypeWrapper):
+    """What a client may do. Each includes those before it."""
+
+SCOPE_UNSPECIFIED: Scope.ValueType  # 0
+"""Never sent."""
+SCOPE_READ: Scope.ValueType  # 1
+"""Looks at what the tenant has."""
+SCOPE_RUN: Scope.ValueType  # 2
+"""Makes and runs sessions, and answers them."""
+SCOPE_ADMIN: Scope.ValueType  # 3
+"""Keeps the tenant's affairs: keys, tokens, vaults, deletions."""
+SCOPE_OPERATOR: Scope.ValueType  # 4
+"""Keeps the mesh: every tenant's keys, and what is not any tenant's. Only
+files that the operator writes give it; no call does.
+"""
+
 @typing.final
 class Session(message.Message):
     """A session as a whole, as its log tells."""
@@ -313,6 +348,7 @@ class ListSessionsRequest(message.Message):
     CREATED_BEFORE_FIELD_NUMBER: builtins.int
     INCLUDE_ARCHIVED_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
+    UPDATED_BEFORE_FIELD_NUMBER: builtins.int
     page_size: builtins.int
     """Most sessions to return. 0 means 50; over 1000 means 1000."""
     page_token: builtins.str
@@ -344,6 +380,12 @@ class ListSessionsRequest(message.Message):
     def created_before(self) -> timestamp_pb2.Timestamp:
         """Only those that began before this."""
 
+    @builtins.property
+    def updated_before(self) -> timestamp_pb2.Timestamp:
+        """Only those whose last event was emitted before this: of those at work, the
+        ones that are stuck.
+        """
+
     def __init__(
         self,
         *,
@@ -356,10 +398,11 @@ class ListSessionsRequest(message.Message):
         created_before: timestamp_pb2.Timestamp | None = ...,
         include_archived: builtins.bool = ...,
         summary: builtins.bool = ...,
+        updated_before: timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "updated_before", b"updated_before"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "harness", b"harness", "include_archived", b"include_archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "statuses", b"statuses", "summary", b"summary"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["created_after", b"created_after", "created_before", b"created_before", "harness", b"harness", "include_archived", b"include_archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "statuses", b"statuses", "summary", b"summary", "updated_before", b"updated_before"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1446,12 +1489,17 @@ class ListServedTypesRequest(message.Message):
 
     DESCRIPTOR: descriptor.Descriptor
 
+    COUNT_WAITING_FIELD_NUMBER: builtins.int
+    count_waiting: builtins.bool
+    """Also counts the sessions that wait for a harness: `ServedType.waiting`."""
     def __init__(
         self,
+        *,
+        count_waiting: builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count_waiting", b"count_waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1464,7 +1512,9 @@ class ListServedTypesResponse(message.Message):
     TYPES_FIELD_NUMBER: builtins.int
     @builtins.property
     def types(self) -> containers.RepeatedCompositeFieldContainer[ServedType]:
-        """The types, by name."""
+        """The types, by name. With `count_waiting` also those that sessions wait for
+        and nobody serves.
+        """
 
     def __init__(
         self,
@@ -1486,6 +1536,7 @@ class ServedType(message.Message):
     NAME_FIELD_NUMBER: builtins.int
     HARNESSES_FIELD_NUMBER: builtins.int
     ROOM_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     name: builtins.str
     """What `SessionConfig.harness` calls it."""
     harnesses: builtins.int
@@ -1494,16 +1545,21 @@ class ServedType(message.Message):
     """How many more sessions they take at this moment; one that comes when there
     is no room waits for it.
     """
+    waiting: builtins.int
+    """How many sessions, of all tenants, wait for a harness of this type. Only when
+    it was asked for. One that has ended meanwhile counts until a harness comes.
+    """
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         harnesses: builtins.int = ...,
         room: builtins.int = ...,
+        waiting: builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["harnesses", b"harnesses", "name", b"name", "room", b"room"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["harnesses", b"harnesses", "name", b"name", "room", b"room", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1949,6 +2005,314 @@ class CheckHandTokenResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class CallerLimits(message.Message):
+    """What one client may have of each service process. 0 means what the service's
+    own settings say.
+    """
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALLS_PER_SECOND_FIELD_NUMBER: builtins.int
+    BURST_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    STREAMS_FIELD_NUMBER: builtins.int
+    calls_per_second: builtins.int
+    """Calls in a second, on average."""
+    burst: builtins.int
+    """Calls that come at once, after a rest."""
+    calls: builtins.int
+    """Unary calls that are being worked on at once."""
+    streams: builtins.int
+    """Streams that are open at once."""
+    def __init__(
+        self,
+        *,
+        calls_per_second: builtins.int = ...,
+        burst: builtins.int = ...,
+        calls: builtins.int = ...,
+        streams: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["burst", b"burst", "calls", b"calls", "calls_per_second", b"calls_per_second", "streams", b"streams"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ApiKey(message.Message):
+    """An API key, without the key."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    API_KEY_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    CREATE_TIME_FIELD_NUMBER: builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    REVOKE_TIME_FIELD_NUMBER: builtins.int
+    api_key_id: builtins.str
+    """Its id. Minted by the server."""
+    tenant: builtins.str
+    """The tenant for which it speaks."""
+    name: builtins.str
+    """What it was called when it was made."""
+    scope: Scope.ValueType
+    """What it may do."""
+    @builtins.property
+    def limits(self) -> CallerLimits:
+        """What it may have at once."""
+
+    @builtins.property
+    def create_time(self) -> timestamp_pb2.Timestamp:
+        """When it was made."""
+
+    @builtins.property
+    def expire_time(self) -> timestamp_pb2.Timestamp:
+        """From when on it is void. Unset means never."""
+
+    @builtins.property
+    def revoke_time(self) -> timestamp_pb2.Timestamp:
+        """When it was revoked. Unset while it is good."""
+
+    def __init__(
+        self,
+        *,
+        api_key_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        name: builtins.str = ...,
+        scope: Scope.ValueType = ...,
+        limits: CallerLimits | None = ...,
+        create_time: timestamp_pb2.Timestamp | None = ...,
+        expire_time: timestamp_pb2.Timestamp | None = ...,
+        revoke_time: timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "limits", b"limits", "revoke_time", b"revoke_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["api_key_id", b"api_key_id", "create_time", b"create_time", "expire_time", b"expire_time", "limits", b"limits", "name", b"name", "revoke_time", b"revoke_time", "scope", b"scope", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CreateApiKeyRequest(message.Message):
+    """Request for `CreateApiKey`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant. Empty means the caller's own; only an operator may name
+    another. It matches `^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`.
+    """
+    name: builtins.str
+    """What to call it, for people: 1 to 64 characters. Several may have one name."""
+    scope: Scope.ValueType
+    """What it may do: at most what the caller may, and never `SCOPE_OPERATOR`."""
+    @builtins.property
+    def expire_time(self) -> timestamp_pb2.Timestamp:
+        """From when on it is void. Unset means never. In the past is an error."""
+
+    @builtins.property
+    def limits(self) -> CallerLimits:
+        """What it may have at once."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        name: builtins.str = ...,
+        scope: Scope.ValueType = ...,
+        expire_time: timestamp_pb2.Timestamp | None = ...,
+        limits: CallerLimits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time", "limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time", "limits", b"limits", "name", b"name", "scope", b"scope", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CreateApiKeyResponse(message.Message):
+    """Response for `CreateApiKey`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: builtins.int
+    API_KEY_FIELD_NUMBER: builtins.int
+    key: builtins.str
+    """The key: `hm_<api_key_id>_...`. It is never told again."""
+    @builtins.property
+    def api_key(self) -> ApiKey:
+        """What is known of it."""
+
+    def __init__(
+        self,
+        *,
+        key: builtins.str = ...,
+        api_key: ApiKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["api_key", b"api_key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["api_key", b"api_key", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListApiKeysRequest(message.Message):
+    """Request for `ListApiKeys`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant. Empty means the caller's own; only an operator may name another."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListApiKeysResponse(message.Message):
+    """Response for `ListApiKeys`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    API_KEYS_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def api_keys(self) -> containers.RepeatedCompositeFieldContainer[ApiKey]:
+        """The keys, oldest first. Those of the operator's file are not among them."""
+
+    def __init__(
+        self,
+        *,
+        api_keys: abc.Iterable[ApiKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["api_keys", b"api_keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RevokeApiKeyRequest(message.Message):
+    """Request for `RevokeApiKey`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    API_KEY_ID_FIELD_NUMBER: builtins.int
+    api_key_id: builtins.str
+    """The key's id. An operator revokes every tenant's, others their own."""
+    def __init__(
+        self,
+        *,
+        api_key_id: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["api_key_id", b"api_key_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class RevokeApiKeyResponse(message.Message):
+    """Response for `RevokeApiKey`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    API_KEY_FIELD_NUMBER: builtins.int
+    @builtins.property
+    def api_key(self) -> ApiKey:
+        """The key."""
+
+    def __init__(
+        self,
+        *,
+        api_key: ApiKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["api_key", b"api_key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["api_key", b"api_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckCallerRequest(message.Message):
+    """Request for `CheckCaller`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CREDENTIAL_FIELD_NUMBER: builtins.int
+    credential: builtins.str
+    """What a client has shown after `Bearer`."""
+    def __init__(
+        self,
+        *,
+        credential: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["credential", b"credential"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class CheckCallerResponse(message.Message):
+    """Response for `CheckCaller`."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    CALLER_ID_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    SCOPE_FIELD_NUMBER: builtins.int
+    EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    LIMITS_FIELD_NUMBER: builtins.int
+    caller_id: builtins.str
+    """Names the credential: an API key's id, or a name for a row of the operator's
+    file or for an issuer's subject. `WatchRevocationsResponse` uses it.
+    """
+    tenant: builtins.str
+    """The tenant for which the client speaks."""
+    name: builtins.str
+    """What the key is called, or the token's subject."""
+    scope: Scope.ValueType
+    """What the client may do."""
+    @builtins.property
+    def expire_time(self) -> timestamp_pb2.Timestamp:
+        """From when on the credential is void. Unset means never."""
+
+    @builtins.property
+    def limits(self) -> CallerLimits:
+        """What the client may have at once."""
+
+    def __init__(
+        self,
+        *,
+        caller_id: builtins.str = ...,
+        tenant: builtins.str = ...,
+        name: builtins.str = ...,
+        scope: Scope.ValueType = ...,
+        expire_time: timestamp_pb2.Timestamp | None = ...,
+        limits: CallerLimits | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["expire_time", b"expire_time", "limits", b"limits"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["caller_id", b"caller_id", "expire_time", b"expire_time", "limits", b"limits", "name", b"name", "scope", b"scope", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ListAuditEntriesRequest(message.Message):
     """Request for `ListAuditEntries`."""
 
@@ -2060,22 +2424,28 @@ class WatchRevocationsResponse(message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     BELOW_EPOCH_FIELD_NUMBER: builtins.int
     HAND_TOKEN_ID_FIELD_NUMBER: builtins.int
+    CALLER_ID_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """The session. Empty in a sign of life."""
     below_epoch: builtins.int
     """Grants of epochs below this are void. 0 means all of them."""
     hand_token_id: builtins.str
     """A hand token that is void. Then there is no session."""
+    caller_id: builtins.str
+    """A client's credential that is void, by its `CheckCallerResponse.caller_id`.
+    Then there is no session.
+    """
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         below_epoch: builtins.int = ...,
         hand_token_id: builtins.str = ...,
+        caller_id: builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = typing.Literal["below_epoch", b"below_epoch", "hand_token_id", b"hand_token_id", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = typing.Literal["below_epoch", b"below_epoch", "caller_id", b"caller_id", "hand_token_id", b"hand_token_id", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

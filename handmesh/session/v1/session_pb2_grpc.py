@@ -187,6 +187,26 @@ class SessionServiceStub:
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenRequest.SerializeToString,
                 response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenResponse.FromString,
                 _registered_method=True)
+        self.CreateApiKey = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/CreateApiKey',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateApiKeyRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateApiKeyResponse.FromString,
+                _registered_method=True)
+        self.ListApiKeys = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/ListApiKeys',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListApiKeysRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListApiKeysResponse.FromString,
+                _registered_method=True)
+        self.RevokeApiKey = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/RevokeApiKey',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeApiKeyRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeApiKeyResponse.FromString,
+                _registered_method=True)
+        self.CheckCaller = channel.unary_unary(
+                '/handmesh.session.v1.SessionService/CheckCaller',
+                request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckCallerRequest.SerializeToString,
+                response_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckCallerResponse.FromString,
+                _registered_method=True)
         self.WatchRevocations = channel.unary_stream(
                 '/handmesh.session.v1.SessionService/WatchRevocations',
                 request_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.WatchRevocationsRequest.SerializeToString,
@@ -553,10 +573,56 @@ class SessionServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateApiKey(self, request, context):
+        """Makes an API key: a client's right to call every service of this mesh for
+        one tenant, within its scope. Only its hash is kept: this answer is the only
+        one that has it.
+
+        * `INVALID_ARGUMENT`: no name, tenant, scope, time or limit that a key can
+        have (`ARGUMENT_INVALID`).
+        * `PERMISSION_DENIED`: another tenant than the caller's, or a scope above
+        the caller's (`SCOPE_DENIED`).
+        * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListApiKeys(self, request, context):
+        """Lists the API keys of a tenant, revoked and expired ones too, oldest first.
+
+        * `PERMISSION_DENIED`: another tenant than the caller's (`SCOPE_DENIED`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RevokeApiKey(self, request, context):
+        """Makes an API key void for good, within a second wherever revocations are
+        watched. Streams that were opened with it end. Idempotent.
+
+        * `NOT_FOUND`: the tenant has no such key (`API_KEY_NOT_FOUND`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckCaller(self, request, context):
+        """Says who shows a credential: an API key, or a token of an issuer that this
+        mesh trusts. For the services of the mesh, which keep an answer for 5 seconds
+        at most, and not past `expire_time` or its revocation.
+
+        * `UNAUTHENTICATED`: it is nobody's, or not any more (`IDENTITY_UNKNOWN`).
+        * `UNAVAILABLE`: an issuer's keys cannot be had (`ISSUER_UNAVAILABLE`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchRevocations(self, request, context):
-        """Sends the sessions and epochs whose grants are void, and the hand tokens
-        that are, as it happens. While the stream is down, neither must be taken
-        from a cache.
+        """Sends the sessions and epochs whose grants are void, and the hand tokens and
+        clients' credentials that are, as it happens. While the stream is down, the
+        first two must not be taken from a cache.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -737,6 +803,26 @@ def add_SessionServiceServicer_to_server(servicer, server):
                     servicer.CheckHandToken,
                     request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenRequest.FromString,
                     response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenResponse.SerializeToString,
+            ),
+            'CreateApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateApiKey,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateApiKeyRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CreateApiKeyResponse.SerializeToString,
+            ),
+            'ListApiKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListApiKeys,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListApiKeysRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.ListApiKeysResponse.SerializeToString,
+            ),
+            'RevokeApiKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.RevokeApiKey,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeApiKeyRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.RevokeApiKeyResponse.SerializeToString,
+            ),
+            'CheckCaller': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckCaller,
+                    request_deserializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckCallerRequest.FromString,
+                    response_serializer=handmesh_dot_session_dot_v1_dot_session__pb2.CheckCallerResponse.SerializeToString,
             ),
             'WatchRevocations': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchRevocations,
@@ -1528,6 +1614,114 @@ class SessionService:
             '/handmesh.session.v1.SessionService/CheckHandToken',
             handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenRequest.SerializeToString,
             handmesh_dot_session_dot_v1_dot_session__pb2.CheckHandTokenResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/CreateApiKey',
+            handmesh_dot_session_dot_v1_dot_session__pb2.CreateApiKeyRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.CreateApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListApiKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/ListApiKeys',
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListApiKeysRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.ListApiKeysResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RevokeApiKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/RevokeApiKey',
+            handmesh_dot_session_dot_v1_dot_session__pb2.RevokeApiKeyRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.RevokeApiKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckCaller(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/handmesh.session.v1.SessionService/CheckCaller',
+            handmesh_dot_session_dot_v1_dot_session__pb2.CheckCallerRequest.SerializeToString,
+            handmesh_dot_session_dot_v1_dot_session__pb2.CheckCallerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -259,10 +259,40 @@ class SessionServiceStub:
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
     """
+    CreateApiKey: _grpc.UnaryUnaryMultiCallable[_session_pb2.CreateApiKeyRequest, _session_pb2.CreateApiKeyResponse]
+    """Makes an API key: a client's right to call every service of this mesh for
+    one tenant, within its scope. Only its hash is kept: this answer is the only
+    one that has it.
+
+    * `INVALID_ARGUMENT`: no name, tenant, scope, time or limit that a key can
+      have (`ARGUMENT_INVALID`).
+    * `PERMISSION_DENIED`: another tenant than the caller's, or a scope above
+      the caller's (`SCOPE_DENIED`).
+    * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+    """
+    ListApiKeys: _grpc.UnaryUnaryMultiCallable[_session_pb2.ListApiKeysRequest, _session_pb2.ListApiKeysResponse]
+    """Lists the API keys of a tenant, revoked and expired ones too, oldest first.
+
+    * `PERMISSION_DENIED`: another tenant than the caller's (`SCOPE_DENIED`).
+    """
+    RevokeApiKey: _grpc.UnaryUnaryMultiCallable[_session_pb2.RevokeApiKeyRequest, _session_pb2.RevokeApiKeyResponse]
+    """Makes an API key void for good, within a second wherever revocations are
+    watched. Streams that were opened with it end. Idempotent.
+
+    * `NOT_FOUND`: the tenant has no such key (`API_KEY_NOT_FOUND`).
+    """
+    CheckCaller: _grpc.UnaryUnaryMultiCallable[_session_pb2.CheckCallerRequest, _session_pb2.CheckCallerResponse]
+    """Says who shows a credential: an API key, or a token of an issuer that this
+    mesh trusts. For the services of the mesh, which keep an answer for 5 seconds
+    at most, and not past `expire_time` or its revocation.
+
+    * `UNAUTHENTICATED`: it is nobody's, or not any more (`IDENTITY_UNKNOWN`).
+    * `UNAVAILABLE`: an issuer's keys cannot be had (`ISSUER_UNAVAILABLE`).
+    """
     WatchRevocations: _grpc.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]
-    """Sends the sessions and epochs whose grants are void, and the hand tokens
-    that are, as it happens. While the stream is down, neither must be taken
-    from a cache.
+    """Sends the sessions and epochs whose grants are void, and the hand tokens and
+    clients' credentials that are, as it happens. While the stream is down, the
+    first two must not be taken from a cache.
     """
     UploadBlob: _grpc.StreamUnaryMultiCallable[_session_pb2.UploadBlobRequest, _session_pb2.UploadBlobResponse]
     """Keeps something big beside a session's log. The first message says what,
@@ -517,10 +547,40 @@ class SessionServiceAsyncStub(SessionServiceStub):
 
     * `UNAUTHENTICATED`: it is not valid, or not any more (`GRANT_INVALID`).
     """
+    CreateApiKey: _aio.UnaryUnaryMultiCallable[_session_pb2.CreateApiKeyRequest, _session_pb2.CreateApiKeyResponse]  # type: ignore[assignment]
+    """Makes an API key: a client's right to call every service of this mesh for
+    one tenant, within its scope. Only its hash is kept: this answer is the only
+    one that has it.
+
+    * `INVALID_ARGUMENT`: no name, tenant, scope, time or limit that a key can
+      have (`ARGUMENT_INVALID`).
+    * `PERMISSION_DENIED`: another tenant than the caller's, or a scope above
+      the caller's (`SCOPE_DENIED`).
+    * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+    """
+    ListApiKeys: _aio.UnaryUnaryMultiCallable[_session_pb2.ListApiKeysRequest, _session_pb2.ListApiKeysResponse]  # type: ignore[assignment]
+    """Lists the API keys of a tenant, revoked and expired ones too, oldest first.
+
+    * `PERMISSION_DENIED`: another tenant than the caller's (`SCOPE_DENIED`).
+    """
+    RevokeApiKey: _aio.UnaryUnaryMultiCallable[_session_pb2.RevokeApiKeyRequest, _session_pb2.RevokeApiKeyResponse]  # type: ignore[assignment]
+    """Makes an API key void for good, within a second wherever revocations are
+    watched. Streams that were opened with it end. Idempotent.
+
+    * `NOT_FOUND`: the tenant has no such key (`API_KEY_NOT_FOUND`).
+    """
+    CheckCaller: _aio.UnaryUnaryMultiCallable[_session_pb2.CheckCallerRequest, _session_pb2.CheckCallerResponse]  # type: ignore[assignment]
+    """Says who shows a credential: an API key, or a token of an issuer that this
+    mesh trusts. For the services of the mesh, which keep an answer for 5 seconds
+    at most, and not past `expire_time` or its revocation.
+
+    * `UNAUTHENTICATED`: it is nobody's, or not any more (`IDENTITY_UNKNOWN`).
+    * `UNAVAILABLE`: an issuer's keys cannot be had (`ISSUER_UNAVAILABLE`).
+    """
     WatchRevocations: _aio.UnaryStreamMultiCallable[_session_pb2.WatchRevocationsRequest, _session_pb2.WatchRevocationsResponse]  # type: ignore[assignment]
-    """Sends the sessions and epochs whose grants are void, and the hand tokens
-    that are, as it happens. While the stream is down, neither must be taken
-    from a cache.
+    """Sends the sessions and epochs whose grants are void, and the hand tokens and
+    clients' credentials that are, as it happens. While the stream is down, the
+    first two must not be taken from a cache.
     """
     UploadBlob: _aio.StreamUnaryMultiCallable[_session_pb2.UploadBlobRequest, _session_pb2.UploadBlobResponse]  # type: ignore[assignment]
     """Keeps something big beside a session's log. The first message says what,
@@ -942,14 +1002,68 @@ class SessionServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def CreateApiKey(
+        self,
+        request: _session_pb2.CreateApiKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.CreateApiKeyResponse, _abc.Awaitable[_session_pb2.CreateApiKeyResponse]]:
+        """Makes an API key: a client's right to call every service of this mesh for
+        one tenant, within its scope. Only its hash is kept: this answer is the only
+        one that has it.
+
+        * `INVALID_ARGUMENT`: no name, tenant, scope, time or limit that a key can
+          have (`ARGUMENT_INVALID`).
+        * `PERMISSION_DENIED`: another tenant than the caller's, or a scope above
+          the caller's (`SCOPE_DENIED`).
+        * `RESOURCE_EXHAUSTED`: the tenant has too many (`FULL`).
+        """
+
+    @_abc_1.abstractmethod
+    def ListApiKeys(
+        self,
+        request: _session_pb2.ListApiKeysRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.ListApiKeysResponse, _abc.Awaitable[_session_pb2.ListApiKeysResponse]]:
+        """Lists the API keys of a tenant, revoked and expired ones too, oldest first.
+
+        * `PERMISSION_DENIED`: another tenant than the caller's (`SCOPE_DENIED`).
+        """
+
+    @_abc_1.abstractmethod
+    def RevokeApiKey(
+        self,
+        request: _session_pb2.RevokeApiKeyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.RevokeApiKeyResponse, _abc.Awaitable[_session_pb2.RevokeApiKeyResponse]]:
+        """Makes an API key void for good, within a second wherever revocations are
+        watched. Streams that were opened with it end. Idempotent.
+
+        * `NOT_FOUND`: the tenant has no such key (`API_KEY_NOT_FOUND`).
+        """
+
+    @_abc_1.abstractmethod
+    def CheckCaller(
+        self,
+        request: _session_pb2.CheckCallerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_session_pb2.CheckCallerResponse, _abc.Awaitable[_session_pb2.CheckCallerResponse]]:
+        """Says who shows a credential: an API key, or a token of an issuer that this
+        mesh trusts. For the services of the mesh, which keep an answer for 5 seconds
+        at most, and not past `expire_time` or its revocation.
+
+        * `UNAUTHENTICATED`: it is nobody's, or not any more (`IDENTITY_UNKNOWN`).
+        * `UNAVAILABLE`: an issuer's keys cannot be had (`ISSUER_UNAVAILABLE`).
+        """
+
+    @_abc_1.abstractmethod
     def WatchRevocations(
         self,
         request: _session_pb2.WatchRevocationsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_session_pb2.WatchRevocationsResponse], _abc.AsyncIterator[_session_pb2.WatchRevocationsResponse]]:
-        """Sends the sessions and epochs whose grants are void, and the hand tokens
-        that are, as it happens. While the stream is down, neither must be taken
-        from a cache.
+        """Sends the sessions and epochs whose grants are void, and the hand tokens and
+        clients' credentials that are, as it happens. While the stream is down, the
+        first two must not be taken from a cache.
         """
 
     @_abc_1.abstractmethod

@@ -14,6 +14,7 @@ from handmesh.session.v1.session_pb2 import (
     DownloadBlobRequest,
     EmitEventsRequest,
     GetEventsRequest,
+    GetSessionRequest,
     OfferWorkRequest,
     OfferWorkResponse,
     Preview,
@@ -28,6 +29,7 @@ from services.kit import tracing
 from services.kit.channels import raised
 from services.kit.errors import Conflict, Full, Unavailable
 from services.kit.grants import GRANT_KEY
+from services.kit.identity import TENANT_KEY
 from services.kit.logs import Log
 
 EMIT_SECONDS = 15.0
@@ -45,12 +47,25 @@ if TYPE_CHECKING:
 _log = Log("services.harness.adapters.session")
 
 
-async def offer(stub: SessionServiceAsyncStub, session_id: str) -> OfferWorkResponse:
-    """Sees to it that a session which needs a harness is offered to one. Raises Gone and Unavailable."""
+async def offer(stub: SessionServiceAsyncStub, session_id: str, tenant: str | None) -> OfferWorkResponse:
+    """Sees to it that a session which needs a harness is offered to one, if it is the tenant's, or for None anybody's.
+
+    Raises Gone and Unavailable.
+    """
+    whose = ((TENANT_KEY, tenant),) if tenant is not None else ()
     try:
-        return await stub.OfferWork(OfferWorkRequest(session_id=session_id), timeout=EMIT_SECONDS)
+        return await stub.OfferWork(OfferWorkRequest(session_id=session_id), metadata=whose, timeout=EMIT_SECONDS)
     except grpc.aio.AioRpcError as error:
         raise raised(error) from None
+
+
+async def tenant_of(stub: SessionServiceAsyncStub, session_id: str) -> str:
+    """Returns the tenant of a session. Raises Gone and Unavailable."""
+    try:
+        answer = await stub.GetSession(GetSessionRequest(session_id=session_id), timeout=EMIT_SECONDS)
+    except grpc.aio.AioRpcError as error:
+        raise raised(error) from None
+    return answer.session.config.tenant
 
 
 class RemoteLog:

@@ -158,13 +158,12 @@ class Replies:
         else:
             events = [event]  # its calls are known when it was read back
         try:
-            if await self._journal.say_while(self._is_mine, *events):
-                self.count(answer, replied.cost_micros)
-            else:
+            if not await self._journal.say_while(self._is_mine, *events):
                 self._showing.discard()
         finally:  # an answer that ends the turn may be read before the log's word is here, and this task ended with it
             reply = self._state().reply
             if reply is not None and reply.read == read and reply.position > epoch:
+                self.count(answer, replied.cost_micros)
                 failpoints.hit("harness.reply_stored")
 
     def count(self, answer: Answer, cost_micros: int | None) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from services.kit.identity import Peers
 from services.vault_proxy.audit import Audit
 from services.vault_proxy.credentials import Credentials
 from services.vault_proxy.doors.authority import Authority
@@ -52,7 +53,7 @@ class Doors:
         self._git = _git(settings, wallet, audit, self._refusals)
         doors: dict[str, Door] = {"git": self._git, "egress": egress}
         tickets = Tickets(time.monotonic)
-        self._listener = Listener(doors, tickets)
+        self._listener = Listener(doors, tickets, Peers.of_file(settings.identities_file))
         self.reception = Reception(doors, tickets, self._listener, egress, settings.door_address)
 
     def behind(self) -> tuple[Coroutine[Any, Any, None], ...]:

@@ -12,13 +12,13 @@ the session's own grant.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.kit.identity import URI_PREFIX
+from services.kit import certificates
+from services.kit.identity import Peers
 from services.kit.logs import Log
 from services.vault_proxy import counting
 from services.vault_proxy.doors.tickets import CHARACTERS, Ticket, Tickets
@@ -36,9 +36,10 @@ _log = Log("services.vault_proxy.doors")
 class Listener:
     """Lets connections in and hands them to their doors. `doors` are by name: `git`, `egress`."""
 
-    def __init__(self, doors: Mapping[str, Door], tickets: Tickets) -> None:
+    def __init__(self, doors: Mapping[str, Door], tickets: Tickets, peers: Peers | None = None) -> None:
         self._doors = doors
         self._tickets = tickets
+        self._peers = peers or Peers()
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._visits: defaultdict[str, dict[asyncio.Task[Any], Visit]] = defaultdict(dict)
@@ -53,7 +54,7 @@ class Listener:
             host.strip("[]"),
             int(port),
             limit=BUFFER_BYTES,
-            ssl=_tls(tls_dir),
+            ssl=certificates.server_context(tls_dir),
             ssl_handshake_timeout=PREFACE_SECONDS,
             ssl_shutdown_timeout=CLOSE_SECONDS,
         )
@@ -115,7 +116,7 @@ class Listener:
                 writer.transport.abort()
 
     async def _admitted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Ticket | None:
-        if not _is_dialler(writer.get_extra_info("peercert")):
+        if not self._peers.is_service(DIALLER, writer.get_extra_info("peercert")):
             _log.warning("somebody else than the sandbox service came to the doors")
             return None
         try:
@@ -144,18 +145,3 @@ class Listener:
             del self._visits[session_id][task]
             if not self._visits[session_id]:
                 del self._visits[session_id]
-
-
-def _tls(tls_dir: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(tls_dir / "cert.pem", tls_dir / "key.pem")
-    context.load_verify_locations(tls_dir / "ca.pem")
-    context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _is_dialler(certificate: Mapping[str, object] | None) -> bool:
-    """Says whether a peer's certificate, which was verified, is the sandbox service's."""
-    names = (certificate or {}).get("subjectAltName", ())
-    return isinstance(names, tuple) and ("URI", f"{URI_PREFIX.decode()}{DIALLER}") in names

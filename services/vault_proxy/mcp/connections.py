@@ -25,6 +25,7 @@ from services.vault_proxy.grants import Access, Server
 from services.vault_proxy.mcp.held import Held
 from services.vault_proxy.mcp.problems import CredentialRefused, ServerLost, SessionLost
 from services.vault_proxy.pins import Pins
+from services.vault_proxy.traced import asked, looked_up
 from services.vault_proxy.unwound import unwound
 from services.vault_proxy.wallet import Usable, Wallet
 
@@ -87,8 +88,9 @@ class Connections:
                 return await connection.list_tools()
 
             try:
-                async with asyncio.timeout(self._limits.connect_seconds):
-                    raw = await self._with(access, held, ask, use)
+                with asked("tools/list", server):
+                    async with asyncio.timeout(self._limits.connect_seconds):
+                        raw = await self._with(access, held, ask, use)
             except ServiceError:
                 held.outdated = True
                 raise
@@ -187,7 +189,8 @@ class Connections:
         if held.failed is not None and held.failed[0] >= asked:
             raise unwound(held.failed[1])
         try:
-            held.credential = await self._wallet.find(access, origin, rejected.value if rejected else None)
+            with looked_up(origin):
+                held.credential = await self._wallet.find(access, origin, rejected.value if rejected else None)
         except Unavailable as problem:
             held.failed = (time.monotonic(), unwound(problem))
             raise

@@ -14,6 +14,7 @@ from services.kit.origin import Origin, UrlRefused, origin_of
 from services.vault_proxy.outbound.bodies import BROKEN, Body
 from services.vault_proxy.outbound.exchange import Exchange, Failure, current
 from services.vault_proxy.secret import Secret
+from services.vault_proxy.traced import requested
 
 KEEPALIVE_SECONDS = 30.0
 CONNECTIONS = 16  # of one session to one server: more calls at once wait for their turn
@@ -76,6 +77,17 @@ class Transport(httpx2.AsyncBaseTransport):
                 return httpx2.Response(405)  # as servers say that have no such stream
             self._streams_left -= 1
         exchange = current()
+        if standing:
+            return await self._exchanged(request, exchange, standing)  # no work of anybody's: it waits for news
+        with requested(request.method, self._origin) as span:
+            answer = await self._exchanged(request, exchange, standing)
+            if exchange.failure is not None:
+                span.fail(exchange.failure.name)
+            else:
+                span.set({"http.response.status_code": answer.status_code})
+            return answer
+
+    async def _exchanged(self, request: httpx2.Request, exchange: Exchange, standing: bool) -> httpx2.Response:
         exchange.status, exchange.readable, exchange.failure = 0, False, None
         try:
             outgoing = self._outgoing(request, exchange)

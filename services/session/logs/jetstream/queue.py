@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from dataclasses import dataclass
 
 import nats.errors
@@ -81,9 +82,18 @@ class JetStreamQueue:
         await item.hold()
         return item
 
-    async def size(self) -> int:
-        answer = await self._connection.ask(f"$JS.API.STREAM.INFO.{WORK}", {})
-        return int(answer.get("state", {}).get("messages", 0))
+    async def waiting(self) -> dict[str, int]:
+        there: Counter[str] = Counter()
+        while True:
+            question = {"subjects_filter": "work.>", "offset": there.total()}
+            answer = await self._connection.ask(f"$JS.API.STREAM.INFO.{WORK}", question)
+            there.update(subject.split(".")[1] for subject in answer["state"].get("subjects") or ())
+            if there.total() >= answer.get("total", 0):
+                break
+        asked = (self._connection.ask(f"$JS.API.CONSUMER.INFO.{WORK}.offer-{harness}", {}) for harness in there)
+        consumers = zip(list(there), await asyncio.gather(*asked), strict=True)
+        waiting = {name: there[name] - consumer.get("num_ack_pending", 0) for name, consumer in consumers}
+        return {name: count for name, count in waiting.items() if count > 0}
 
     def _leave(self, pull: _Pull, seconds: float) -> None:
         """Stays for what may still come, and gives it back: a pull cannot be taken back without a race."""

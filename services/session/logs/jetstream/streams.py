@@ -38,6 +38,7 @@ BUCKETS = (
     "memory_versions",
     "timers",
     "hand_tokens",
+    "api_keys",
 )
 AUDIT = "KV_audit"
 AUDIT_DAYS = 365  # unless the operator says otherwise

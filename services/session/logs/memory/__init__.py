@@ -108,9 +108,6 @@ class MemoryQueue:
         self._waiting: defaultdict[str, deque[_Queued]] = defaultdict(deque)
         self._takers: defaultdict[str, deque[asyncio.Future[_Queued]]] = defaultdict(deque)
 
-    async def size(self) -> int:
-        return len(self._there)
-
     async def put(self, harness: str, session_id: str, timed: bool = False) -> bool:
         if (harness, session_id) in self._there:
             return False
@@ -139,6 +136,9 @@ class MemoryQueue:
         queued.taken += 1
         self.back_after(queued, HOLD_SECONDS)
         return MemoryItem(self, queued, queued.taken, queued.timed)
+
+    async def waiting(self) -> dict[str, int]:
+        return {harness: len(waiting) for harness, waiting in self._waiting.items() if waiting}
 
     def adopt(self, session_id: str, handle: str) -> MemoryItem:
         harness, _, taken = handle.partition(" ")

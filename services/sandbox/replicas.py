@@ -18,7 +18,7 @@ SERVICE = "handmesh.sandbox.v1.SandboxService"
 _METHODS = sandbox_pb2.DESCRIPTOR.services_by_name["SandboxService"].methods
 
 
-class Peer:
+class Replica:
     """One of them. Connects at the first call."""
 
     def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
@@ -37,7 +37,7 @@ class Peer:
         return state is not grpc.ChannelConnectivity.TRANSIENT_FAILURE
 
 
-class Peers:
+class Replicas:
     """All others, and this one's own name; `addresses` holds it, too."""
 
     service = SERVICE
@@ -46,14 +46,14 @@ class Peers:
         self._stack = AsyncExitStack()
         self._sign = sign(node)
         self.methods = {f"/{SERVICE}/{method.name}": True for method in _METHODS}
-        self.others: list[Peer] = []
+        self.others: list[Replica] = []
         for address in addresses:
             if address != node:
                 channel = channels.connect(address, tls_dir)
                 self._stack.push_async_callback(channel.close)
-                self.others.append(Peer(address, channel))
+                self.others.append(Replica(address, channel))
 
-    def owner(self, sandbox_id: str) -> Peer | None:
+    def owner(self, sandbox_id: str) -> Replica | None:
         """Returns the replica whose node an id names; None for this one, and when it names none that is known."""
         if not sandbox_id or sandbox_id.endswith(self._sign):
             return None
@@ -63,7 +63,7 @@ class Peers:
         """Says whether an id names the node of a replica that there is."""
         return sandbox_id.endswith((self._sign, *(peer.sign for peer in self.others)))
 
-    def up(self) -> list[Peer]:
+    def up(self) -> list[Replica]:
         """Returns those that are not known to be away."""
         return [peer for peer in self.others if peer.is_up()]
 
