@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 ATTACKS = [f"S{number}" for number in range(1, 14)] + [f"V{number}" for number in range(14, 25)]
-ATTACKS += [*(f"G{number}" for number in range(25, 31)), "H31", "P36", "P37", "P38", "P39"]
+ATTACKS += [*(f"G{number}" for number in range(25, 31)), "H31", *(f"P{number}" for number in range(36, 41))]
 
 
 def table() -> dict[str, list[str]]:
