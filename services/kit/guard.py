@@ -29,7 +29,7 @@ from services.kit.tracing import TRACEPARENT
 DOMAIN = "handmesh"
 DETAILS_KEY = "grpc-status-details-bin"
 _AUTHORIZATION = "authorization"
-_SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY, TRACEPARENT})
+_SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY, identity.FORWARDED_KEY, TRACEPARENT})
 _ANYONE = identity.Caller("anyone")
 _FOREIGN = frozenset({"client", "hand"})  # callers that are not the mesh's own
 _log = Log("services.kit.guard")
@@ -40,10 +40,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `callers` tells clients by their credentials, `peers` services by their names."""
+    """Wraps every method of a server. `callers` tells clients by their credentials, `peers` services by their names.
+    `forwards` is the service whose own replicas hand calls on to this one, if there are such."""
 
-    def __init__(self, callers: Callers, limits: Limits | None = None, peers: identity.Peers | None = None) -> None:
+    def __init__(
+        self, callers: Callers, limits: Limits | None = None, peers: identity.Peers | None = None, forwards: str = ""
+    ) -> None:
         self._callers = callers
+        self._forwards = forwards
         self._peers = peers or identity.Peers()
         self._shares = Shares(limits or Limits())
         self._overdue = Overdue(self._shares.limits.seconds)
@@ -71,7 +75,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 _check_readable(request)
             if isinstance(request, Message):
                 check_ids(request)
-            tracing_calls.entered(shown.get(TRACEPARENT), request)
+            tracing_calls.entered(caller.kind, shown.get(TRACEPARENT), request)
 
         async def unary(request: Any, context: Context) -> Any:
             try:
@@ -85,7 +89,7 @@ class Guard(grpc.aio.ServerInterceptor):
                         return await answer(_checked(request, shares, caller), context)
                 taken = shares.take(caller, request.ByteSize())
                 try:
-                    with tracing_calls.served(method, request, of_client=caller.kind == "client"):
+                    with tracing_calls.served(method, request, kind=caller.kind):
                         if caller.kind in _FOREIGN:
                             return await self._within(caller, answer(request, context), context)
                         return await answer(request, context)
@@ -127,6 +131,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _known(self, context: Context, shown: Mapping[str, str]) -> tuple[identity.Caller | None, str]:
         """Tells who calls, and by which credential. None is somebody who has to be asked for."""
         service = identity.certified(self._peers, context.auth_context())
+        service = identity.speaking(service, shown.get(identity.FORWARDED_KEY), self._forwards)
         if service is not None:
             return identity.acting(service, shown.get(identity.TENANT_KEY), shown.get(identity.SESSION_KEY)), ""
         authorization = shown.get(_AUTHORIZATION)

@@ -162,12 +162,13 @@ async def test_the_captures_were_in_clear(ground: Ground, story: Session) -> Non
 
 
 async def test_what_is_planted_is_found(ground: Ground, story: Session) -> None:
-    """The negative control: a canary in a message, a workspace, a process's environment, a service's log and OpenBao's
-    folder is found in every kind of sink."""
+    """The negative control: a canary in a message, a workspace, a process's environment, a service's log and traces,
+    and OpenBao's folder is found in every kind of sink."""
     planted = {"planted": core()}
     canary = mint("planted", planted["planted"])
     session = await ground.work(f"hello, I am {canary}", hands=hands())
     files = [ground.data / "logs" / "session.log", ground.data / "openbao" / "planted"]
+    files += [ground.data / "traces" / "session.jsonl"] if lack_of("traces") is None else []
     for sandbox_id in await _sandboxes(ground):
         call = sandbox_pb2.ExecuteRequest(sandbox_id=sandbox_id, name="write")
         call.input = f'{{"file_path": "planted.txt", "content": "{canary}"}}'

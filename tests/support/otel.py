@@ -63,7 +63,8 @@ class Collector:
 
     def spans(self) -> list[Span]:
         """Returns all that has come."""
-        return spans_of(self.file.read_text().splitlines()) if self.file.exists() else []
+        lines = self.file.read_text().splitlines(keepends=True) if self.file.exists() else []
+        return spans_of(line for line in lines if line.endswith("\n"))  # the last one may still be coming
 
 
 def spans_of(lines: Iterable[str]) -> list[Span]:
