@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -136,8 +135,7 @@ class Mesh:
         while True:
             await asyncio.sleep(RENEWAL_SECONDS)
             now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - time enters here
-            settle = partial(threading.Event().wait, SETTLE_SECONDS)
-            await asyncio.to_thread(ensure_certificates, self.files.tls, SERVICES, now, None, settle)
+            await asyncio.to_thread(ensure_certificates, self.files.tls, SERVICES, now, None, _settle)
 
     async def _start_all(self) -> None:
         parts = ["nats", "openbao", *self.settings.services]
@@ -226,6 +224,11 @@ class Mesh:
         process = Process.start(command, die_with_launcher=self.settings.die_with_launcher)
         self._processes[part] = process
         return process
+
+
+def _settle() -> None:
+    """Waits, in a thread, until the services have read certificates of both authorities."""
+    threading.Event().wait(SETTLE_SECONDS)
 
 
 def _claim(settings: MeshSettings) -> tuple[MeshSettings, Lock]:
