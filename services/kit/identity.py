@@ -10,7 +10,8 @@ import contextvars
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from services.kit.access import ACCESS, ANYONE, CLIENT, MESH, Scope
@@ -118,7 +119,7 @@ def certified(peers: Peers, shown: Mapping[str, Iterable[bytes]]) -> Caller | No
     if "x509_pem_cert" not in shown:
         return None
     names = [name.decode("utf-8", "replace") for key in ("peer_uri", "peer_dns") for name in shown.get(key, ())]
-    return Caller(peers.service_of(names))
+    return _service(peers.service_of(names))
 
 
 def speaking(service: Caller | None, forwarded: str | None, forwards: str) -> Caller | None:
@@ -128,6 +129,12 @@ def speaking(service: Caller | None, forwarded: str | None, forwards: str) -> Ca
     if service is None or forwarded is None or service.kind != forwards:
         return service
     return Caller("harness") if forwarded == "harness" else None
+
+
+@lru_cache(4_096)
+def _service(kind: str, tenant: str | None = None, session_id: str = "") -> Caller:
+    """Makes a service's caller: each call has one, and most are the same."""
+    return Caller(kind, tenant, session_id=session_id)
 
 
 def credential_of(authorization: str) -> str:
@@ -153,7 +160,7 @@ def acting(caller: Caller, tenant: str | None, session_id: str | None) -> Caller
     """Narrows a service to those that it says it acts for. What others say of themselves is not listened to."""
     if tenant is None or caller.kind not in MESH:
         return caller
-    return replace(caller, tenant=tenant, session_id=session_id or "")
+    return _service(caller.kind, tenant, session_id or "")
 
 
 def authorize(caller: Caller, method: str) -> None:
