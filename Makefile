@@ -103,6 +103,7 @@ check/stubs:
 	@$(PY) ci/stubs.py --check
 	@$(PY) ci/reference.py --check
 	@$(PY) ci/brain_picture.py --check
+	@$(PY) ci/trace_picture.py --check
 
 .PHONY: fmt
 fmt: setup ## Format Python and contracts, and mend what lint can
@@ -115,6 +116,7 @@ proto: setup ## Generate the Python stubs, docs/reference.md and docs/configurat
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
 	@$(PY) ci/brain_picture.py
+	@$(PY) ci/trace_picture.py
 
 .PHONY: baseline
 baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, between releases)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.session_pb2_grpc import (
@@ -164,12 +165,16 @@ async def test_failures_are_codes_and_reasons_without_a_word(server: Served, kep
 
 
 async def test_a_trace_begins_with_a_client(server: Served, kept: list[Kept]) -> None:
-    """A client's call begins a trace, or goes on with its own; what services do for themselves belongs to none."""
+    """A client's call begins a trace, or goes on with its own; what services do for themselves, and what
+    somebody asks whom nobody knows, belongs to none."""
     async with server.as_client() as channel:
         stub = SessionServiceStub(channel)
         begun = await stub.ListSessions(pb.ListSessionsRequest())
         continued = await stub.ListSessions(pb.ListSessionsRequest(), metadata=(("traceparent", PARENT),))
         bad = await stub.ListSessions(pb.ListSessionsRequest(), metadata=(("traceparent", CANARY),))
+    async with server.as_client("") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        await health.Check(health_pb2.HealthCheckRequest(), metadata=(("traceparent", PARENT),))
     async with server.as_service("harness") as channel:
         await SessionServiceStub(channel).OfferWork(pb.OfferWorkRequest(session_id=ID))
     assert [(span.parent, span.outside) for span in kept] == [("", True), (PARENT, True), ("", True)]

@@ -287,7 +287,7 @@ def test_every_reason_that_is_worded_is_one() -> None:
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: f"{log.parent.name}/{log.stem}")
 def test_logs_of_older_releases_are_drawn_and_judged(log: Path) -> None:
-    """At the beginning, the middle and the end of every recorded log there is a picture and a verdict of one of the parts, or none."""
+    """At the beginning, the middle and the end of every recorded log there is a picture and a verdict."""
     lines = [json.loads(line) for line in log.read_text().splitlines()[1:]]
     events = [ParseDict(line["event"], ev.Event()) for line in lines]
     for position in {1, len(events) // 2 + 1, len(events)}:
