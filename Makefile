@@ -150,6 +150,10 @@ bench-brain: setup ## Measure turns, wakes and crashes, at full size (some 10 mi
 bench-context: setup ## Measure how a long session is taken up, and how much of its prompts is cached (a minute)
 	@$(PY) -m bench context --size full $(ARGS)
 
+.PHONY: bench-mesh
+bench-mesh: setup ## Measure whole meshes: sessions and turns per second, two replicas, traces and TLS (some 5 minutes)
+	@$(PY) -m bench mesh --size full $(ARGS)
+
 .PHONY: bench-vault
 bench-vault: setup ## Measure calls of MCP tools, the vault's reads and tokens, many sessions, a vault that is away (2 min)
 	@$(PY) -m bench vault --size full $(ARGS)

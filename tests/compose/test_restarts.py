@@ -20,7 +20,7 @@ from tests.drills.size import size
 
 pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-SESSIONS = size(4, 50)
+SESSIONS = size(3, 50)
 TOKEN = new_token()
 ORDER = ("session", "vault-proxy", "harness")
 
@@ -65,7 +65,7 @@ async def at_work(mesh: Mesh, client: Client, sessions: int) -> AsyncIterator[li
     turns = sum(each.turns for each in working)
     print(f"{sessions} sessions, {turns} turns, {well} calls of the MCP server went well, {unknown} are unknown")
     assert well + unknown == sum(each.all for each in sent)
-    assert well <= served <= well + unknown  # none ran twice
+    assert 0 < well <= served <= well + unknown  # none ran twice
 
 
 async def test_a_rolling_restart_is_not_noticed(mesh: Mesh) -> None:

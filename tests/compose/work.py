@@ -14,19 +14,20 @@ HAND, SERVER = "main", "shop"
 STEPS = 5
 TURN_SECONDS = 90.0
 
-# Each line is numbered by what is there already: a call that ran twice, or never, shifts all that come after it.
+BASH = '{tool_use: {tool: bash, input: {command: "echo x >> runs.txt; sleep 0.5; wc -l < runs.txt"}}}'
+NOTE = "{tool_use: {tool: add_note, input: {text: a note}}}"
+# Each line is numbered by what is there already: a call that ran twice, or never, shifts all that come after it. A
+# machine so busy that vault_proxy does not say in time which tools there are gets on without notes.
+STEP = f"""      - cases:
+          - {{when: {{tool_offered: add_note}}, say: [{BASH}, {NOTE}]}}
+          - {{say: [{BASH}]}}
+"""
 SCRIPT = f"""
 conversations:
   - name: work
     when: {{user: work}}
     steps:
-{
-    '''      - say:
-          - tool_use: {tool: bash, input: {command: "echo x >> runs.txt; sleep 0.5; wc -l < runs.txt"}}
-          - tool_use: {tool: add_note, input: {text: a note}}
-'''
-    * STEPS
-}      - say: [{{text: Done.}}]
+{STEP * STEPS}      - say: [{{text: Done.}}]
 """
 
 
