@@ -122,9 +122,7 @@ async def test_the_clock_of_a_service_is_what_the_file_says(skewed: Skewed) -> N
         await session.send("later")
     finally:
         await skewed.set("session", "+0")
-    times = [
-        event.emit_time.ToSeconds() async for event in session.events(last=2)
-    ]
+    times = [event.emit_time.ToSeconds() async for event in session.events(last=2)]
     assert times[1] - times[0] > 80_000
     await session.end()
 
