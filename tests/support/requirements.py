@@ -1,7 +1,7 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`, `grpcurl`, `faketime`, `metrics`,
-`collector`, `e2e`, `compose`, `live`) on a test or module is enough: `tests/conftest.py`
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`, `grpcurl`, `faketime`,
+`metrics`, `collector`, `e2e`, `compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
