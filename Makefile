@@ -41,6 +41,10 @@ peers: ## Install the reference MCP servers that some tests call, into .peers (P
 wire: setup ## Build the harness in TypeScript and the hand in Go (clients/), where node and go are there
 	@ci/peers-on-the-wire
 
+.PHONY: clients
+clients: setup ## Build, test and drive the clients in five languages (clients/), where their tool chains are there
+	@$(PY) -m clients.conformance $(ARGS)
+
 .PHONY: grpcurl
 grpcurl: ## Say where grpcurl is, and build it, pinned, where there is none but go
 	@ci/grpcurl
@@ -48,6 +52,11 @@ grpcurl: ## Say where grpcurl is, and build it, pinned, where there is none but 
 .PHONY: demo
 demo: setup ## Watch one session work through all four services on real parts
 	@$(PY) -m handmesh.demo $(ARGS)
+
+.PHONY: trace-demo
+trace-demo: setup ## Play the demo into an OpenTelemetry collector, built with go, and check that its trace is whole
+	@ci/otel-collector >/dev/null
+	@$(PY) -m pytest tests/telemetry/test_traces.py $(ARGS)
 
 .PHONY: up
 up: setup ## Start a mesh on this machine; Ctrl-C, or `make down` elsewhere, stops it
@@ -82,7 +91,7 @@ check/format:
 check/lint:
 	@$(BIN)/ruff check --quiet .
 check/types:
-	@$(BIN)/mypy services handmesh tests/support ci/*.py
+	@$(BIN)/mypy services handmesh tests/support clients/conformance ci/*.py
 check/imports:
 	@$(BIN)/lint-imports --no-logo
 check/proto:
@@ -94,6 +103,7 @@ check/stubs:
 	@$(PY) ci/stubs.py --check
 	@$(PY) ci/reference.py --check
 	@$(PY) ci/brain_picture.py --check
+	@$(PY) ci/trace_picture.py --check
 
 .PHONY: fmt
 fmt: setup ## Format Python and contracts, and mend what lint can
@@ -106,6 +116,7 @@ proto: setup ## Generate the Python stubs, docs/reference.md and docs/configurat
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
 	@$(PY) ci/brain_picture.py
+	@$(PY) ci/trace_picture.py
 
 .PHONY: baseline
 baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, between releases)

@@ -17,7 +17,7 @@ from pathlib import Path
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from handmesh.client import settings as client_settings
-from services.kit.access import ACCESS
+from services.kit.access import ACCESS, Row
 from services.kit.settings import REQUIRED, Mesh
 
 BUF = Path(sysconfig.get_path("scripts")) / "buf"
@@ -43,14 +43,15 @@ def write() -> Iterator[str]:
     files = contracts()
     yield "# Reference"
     yield "\nWritten by `make proto` from the contracts and the settings classes; not by hand.\n"
-    yield "## Methods\n\nWho may call: `client` shows an API key, the services show certificates.\n"
+    yield "## Methods\n\nWho may call: a `client` shows an API key, or an issuer's token, of at least that scope; a"
+    yield "`hand` shows its token; the services show certificates. See [identity](identity.md).\n"
     for file in files:
         for number, service in enumerate(file.service):
             name = f"{file.package}.{service.name}"
             yield f"### {name}\n\n{paragraph(file, (SERVICE_FIELD, number))}\n"
             yield "| method | what it does | who may call |\n|---|---|---|"
             for place, method in enumerate(service.method):
-                who = ", ".join(sorted(ACCESS[f"/{name}/{method.name}"]))
+                who = callers(ACCESS[f"/{name}/{method.name}"])
                 said = paragraph(file, (SERVICE_FIELD, number, METHOD_FIELD, place))
                 yield f"| `{method.name}` | {said} | {who} |"
             yield ""
@@ -62,6 +63,11 @@ def write() -> Iterator[str]:
                 said = paragraph(file, (ENUM_FIELD, 0, VALUE_FIELD, place))
                 yield f"| `{value.name.removeprefix('ERROR_REASON_')}` | {said} |"
     yield "\n## Settings\n\nAll of them are in [configuration](configuration.md).\n"
+
+
+def callers(row: Row) -> str:
+    """Spells who may call a method, with the scope that a client's credential needs."""
+    return ", ".join(f"client ({row.scope.word})" if it == "client" and row.scope else it for it in sorted(row))
 
 
 def configuration() -> Iterator[str]:

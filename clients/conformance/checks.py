@@ -14,6 +14,7 @@ from clients.conformance.languages import Language
 from clients.conformance.log import events_of, line_of, misfits, previews_of, story
 from clients.conformance.program import Program, Wrong
 from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.session_pb2 import SCOPE_ADMIN, SCOPE_READ
 from tests.support.cut_link import cut_link
 
 Outcome = Mapping[Language, str]
@@ -50,7 +51,11 @@ async def same_story(ground: Ground, languages: Sequence[Language]) -> Outcome:
 
     wrong = dict(await each(languages, converse))
     first = next(iter(stories.values()), None)
-    return wrong | {it: "its session is another one than the first" for it, told in stories.items() if told != first}
+
+    async def compare(language: Language) -> None:
+        must_equal(stories[language], first)
+
+    return wrong | dict(await each([language for language in stories if not wrong[language]], compare))
 
 
 async def from_a_position(ground: Ground, languages: Sequence[Language]) -> Outcome:
@@ -91,17 +96,21 @@ async def declined(ground: Ground, languages: Sequence[Language]) -> Outcome:
 
 
 async def refused(ground: Ground, languages: Sequence[Language]) -> Outcome:
-    """Refusals come as code, reason and metadata: a wrong key, a session that is not there, one of another tenant."""
+    """Refusals come as code, reason and metadata: a wrong key, or one that may not, and sessions that are not there."""
     address = ("--address", f"127.0.0.1:{ground.port}")
+    ours = await ground.conversation("hello")
+    stranger, reader = await ground.key_of("elsewhere", SCOPE_ADMIN), await ground.key_of("", SCOPE_READ)
 
     async def ask(language: Language) -> None:
         (line,) = await run(ground, language, 1, "hello", key=WRONG_KEY)
         must_equal((line["error"]["code"], line["error"]["reason"]), ("UNAUTHENTICATED", "IDENTITY_UNKNOWN"))
-        for session in (UNKNOWN_SESSION, *await ground.foreign_sessions()):
-            for task in ((), ("hello",)):
-                lines = await run(ground, language, 1, "--session", session, *task)
-                expected = {"code": "NOT_FOUND", "reason": "SESSION_NOT_FOUND", "metadata": {"session_id": session}}
-                must_equal(lines[-1], {"error": expected})
+        (line,) = await run(ground, language, 1, "hello", key=reader)
+        denied = {"code": "PERMISSION_DENIED", "reason": "SCOPE_DENIED", "metadata": {"scope": "run", "has": "read"}}
+        must_equal(line, {"error": denied})
+        for session, key in ((UNKNOWN_SESSION, ground.key), (ours, stranger)):
+            lines = await run(ground, language, 1, "--session", session, key=key)
+            gone = {"code": "NOT_FOUND", "reason": "SESSION_NOT_FOUND", "metadata": {"session_id": session}}
+            must_equal(lines, [{"session": session}, {"error": gone}])
         lines = await run(ground, language, 1, "--session", "no id", "hello")
         must_equal((lines[-1]["error"]["code"], lines[-1]["error"]["reason"]), ("INVALID_ARGUMENT", "ID_INVALID"))
         async with await Program.start(language, ground.key, *address) as program:

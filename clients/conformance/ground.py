@@ -15,6 +15,7 @@ from handmesh.launcher.ports import Ports
 from handmesh.launcher.settings import MeshSettings, Scripted
 from handmesh.session.v1.config_pb2 import TOOL_POLICY_ACTION_ASK, CustomTool, SessionConfig, ToolPolicy
 from handmesh.session.v1.event_pb2 import Event
+from handmesh.session.v1.session_pb2 import Scope
 from tests.support.cut_link import cut_link
 
 SCRIPT = Path(__file__).with_name("script.yaml")
@@ -70,9 +71,9 @@ class Ground:
                 break
         return session.id
 
-    async def foreign_sessions(self) -> list[str]:
-        """Returns sessions that are there, and not this key's to see."""
-        return []
+    async def key_of(self, tenant: str, scope: Scope.ValueType) -> str:
+        """Makes a key, of the mesh's own tenant where none is named."""
+        return (await self.client.api_keys.create("tried", scope, tenant=tenant)).key
 
     async def restart(self) -> None:
         """Kills the session service and starts it again."""

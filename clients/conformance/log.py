@@ -54,17 +54,25 @@ def previews_of(lines: Iterable[Mapping[str, Any]], delta: str = "text") -> list
 
 
 def story(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the events without what no two sessions have alike: ids are numbered as they come, JSON is read."""
-    spelled = [{**event, "content": json.loads(event.get("content", "null"))} for event in events]
-    text, numbers = json.dumps(spelled), dict[str, str]()
-    for event in spelled:
+    """Returns what was said and done, without what no two sessions have alike.
+
+    Ids are numbered as they come, JSON is read. Positions are left out, and so are kinds that say how the mesh did it:
+    a harness that is slow to answer is relieved by another one, which takes an event more.
+    """
+    told = [
+        {**event, "content": json.loads(event.get("content", "null"))} for event in events if event["event"] in ESSENCE
+    ]
+    numbers: dict[str, str] = {}
+    for event in told:
+        del event["position"]
         for name in ("tool_use_id", "call_hash"):
             if name in event:
                 numbers.setdefault(event[name], f"{name} {len(numbers)}")
+    text = json.dumps(told)
     for found, number in numbers.items():
         text = text.replace(found, number)
-    told: list[Mapping[str, Any]] = json.loads(text)
-    return told
+    numbered: list[Mapping[str, Any]] = json.loads(text)
+    return numbered
 
 
 def misfits(previews: Sequence[Mapping[str, Any]], replies: Iterable[Event]) -> list[Mapping[str, Any]]:

@@ -9,7 +9,8 @@ const CONTRACTS: &str = "stubs/contracts.binpb";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed={CONTRACTS}");
-    let contracts = fs::read(CONTRACTS).map_err(|problem| format!("{CONTRACTS}: {problem}; `make clients` makes it"))?;
+    let contracts =
+        fs::read(CONTRACTS).map_err(|problem| format!("{CONTRACTS}: {problem}; `make clients` makes it"))?;
     let named = "#[derive(strum::IntoStaticStr)] #[strum(serialize_all = \"snake_case\")]";
     tonic_prost_build::configure()
         .enum_attribute("handmesh.session.v1.Event.kind", named)

@@ -20,6 +20,7 @@ from handmesh.cli import (
     mesh,
     running,
     sessions,
+    top,
     trace,
     vault,
 )
@@ -50,6 +51,7 @@ app.command()(mesh.up)
 app.command()(mesh.down)
 app.command(epilog=running.RUN_EPILOG)(running.run)
 app.command()(sessions.sessions)
+app.command(epilog=top.TOP_EPILOG)(top.top)
 app.command(epilog=sessions.EVENTS_EPILOG)(sessions.events)
 app.command(epilog=trace.TRACE_EPILOG)(trace.trace)
 app.command()(sessions.send)

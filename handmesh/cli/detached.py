@@ -74,6 +74,10 @@ def _spawn(settings: MeshSettings, log: Path) -> subprocess.Popen[bytes]:
         arguments.append("--allow-unisolated")
     if settings.metrics:
         arguments.append("--metrics")
+    if settings.otlp is not None:
+        arguments += ["--otlp", settings.otlp]
+    if settings.trace_directory is not None:
+        arguments += ["--trace-dir", str(settings.trace_directory.absolute())]
     if settings.environments_file is not None:
         arguments += ["--environments", str(settings.environments_file)]
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -40,8 +40,15 @@ def up(
         str, typer.Option(metavar="LEVEL", help="From where on the services log: debug, info, ...")
     ] = "info",
     metrics: Annotated[
-        bool, typer.Option("--metrics", help="Count what the services do, for Prometheus, on the port plus 51 to 54.")
+        bool, typer.Option("--metrics", help="Count what the services do, for Prometheus, on the port plus 45 to 48.")
     ] = False,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Send traces to the OpenTelemetry collector at HOST:PORT.")
+    ] = None,
+    trace_dir: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, metavar="DIR", help="Write traces there, a file for each service."),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when it is healthy; `down` stops it.")] = False,
 ) -> None:
     """Starts a mesh on this machine: NATS, OpenBao and the four services. Ctrl-C stops it.
@@ -54,7 +61,15 @@ def up(
         from handmesh.cli import detached, upkeep
 
         options = upkeep.UpOptions(
-            port_base, model_script, environments, allow_unisolated, log_level, replicas, metrics
+            port_base,
+            model_script,
+            environments,
+            allow_unisolated,
+            log_level,
+            replicas,
+            metrics,
+            otlp,
+            trace_dir,
         )
         settings = upkeep.settings_of(resolved(data_directory), options)
         return await (detached.start(settings) if detach else upkeep.hold_up(settings))

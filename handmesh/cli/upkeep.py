@@ -53,6 +53,8 @@ class UpOptions:
     log_level: str = "info"
     replicas: int = 1
     metrics: bool = False
+    otlp: str | None = None
+    trace_directory: Path | None = None
 
 
 def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
@@ -78,12 +80,23 @@ def settings_of(data_directory: Path, options: UpOptions) -> MeshSettings:
         log_level=options.log_level,
         environments_file=options.environments,
         metrics=options.metrics,
+        otlp=_collector(options.otlp),
+        trace_directory=options.trace_directory,
         extra={
             "sandbox": _sandbox_variables(options),
             "vault_proxy": _handed_on(OUTBOUND_ALLOW) | _handed_on(PACKAGE_HOSTS),
             "harness": _harness_variables(),
         },
     )
+
+
+def _collector(address: str | None) -> str | None:
+    """Returns where the collector is: `host:port` is one in plain text. Raises UsageError."""
+    if address is None or address.startswith(("http://", "https://")):
+        return address
+    if not address.rpartition(":")[2].isdecimal() or "/" in address:
+        raise UsageError(f"--otlp {address!r}: expected HOST:PORT, http://HOST:PORT or https://HOST:PORT")
+    return f"http://{address}"
 
 
 def _harness_variables() -> dict[str, str]:

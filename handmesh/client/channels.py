@@ -64,6 +64,7 @@ class Link:
         keepalive_ms: int = KEEPALIVE_MS,
     ) -> None:
         self.address = address
+        self._api_key, self._ca_file = api_key, ca_file
         self.metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         shared = [*_OPTIONS, *((name, keepalive_ms) for name in _KEEPALIVE)]
         self.channel: grpc.aio.Channel
@@ -75,6 +76,10 @@ class Link:
             self.channel = _open(address, "", ca_file, [*shared, ("grpc.service_config", config)])
         else:
             self.channel = Replicas(address, lambda target, name: _open(target, name, ca_file, shared), once)
+
+    def to(self, address: str) -> Link:
+        """Opens a link to one replica of the service, as the same caller."""
+        return Link(address, self._api_key, self._ca_file)
 
     async def call(
         self,

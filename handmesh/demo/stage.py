@@ -65,16 +65,18 @@ class Stage:
 
 
 @asynccontextmanager
-async def mesh_of_its_own(directory: Path, server: str) -> AsyncIterator[Mesh]:
+async def mesh_of_its_own(directory: Path, server: str, otlp: str | None = None) -> AsyncIterator[Mesh]:
     """Starts a mesh below `directory`, on free ports, with the scripted model. Stops it at the end.
 
     `server` (host:port) is where the MCP server will be: loopback and plain http, so vault_proxy must be allowed to.
+    `otlp` is the OpenTelemetry collector that gets its traces, if any.
     """
     settings = MeshSettings(
         data_directory=directory / "mesh",
         model=Scripted(SCRIPT),
         caller_environment=os.environ,
         ports=Ports.free(),
+        otlp=otlp,
         extra={"vault_proxy": {"HANDMESH_OUTBOUND_ALLOW": server}},
     )
     async with await Mesh.start(settings) as mesh:

@@ -59,6 +59,10 @@ class MeshSettings:
     die_with_launcher: bool = True
     metrics: bool = False
     """Whether the services count what they do, and show it on loopback."""
+    otlp: str | None = None
+    """The OpenTelemetry collector that gets the services' traces, such as http://127.0.0.1:4317."""
+    trace_directory: Path | None = None
+    """Where each service's replica writes its traces into a file of its own, `<part>.jsonl`."""
 
     @property
     def replicas(self) -> tuple[Ports, ...]:
@@ -149,6 +153,11 @@ def service_environment(service: str, settings: MeshSettings, replica: int = 0) 
     }
     if settings.metrics:
         environment["HANDMESH_METRICS_LISTEN"] = ports.metrics(service)
+    if settings.otlp is not None:
+        environment["HANDMESH_OTLP_ENDPOINT"] = settings.otlp
+    if settings.trace_directory is not None:
+        file = settings.trace_directory.absolute() / f"{part_of(service, replica)}.jsonl"
+        environment["HANDMESH_TRACE_FILE"] = str(file)
     match service:
         case "session":
             environment |= _session(files, settings.ports)

@@ -75,7 +75,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 _check_readable(request)
             if isinstance(request, Message):
                 check_ids(request)
-            tracing_calls.entered(shown.get(TRACEPARENT), request)
+            tracing_calls.entered(caller.kind, shown.get(TRACEPARENT), request)
 
         async def unary(request: Any, context: Context) -> Any:
             try:
@@ -89,7 +89,7 @@ class Guard(grpc.aio.ServerInterceptor):
                         return await answer(_checked(request, shares, caller), context)
                 taken = shares.take(caller, request.ByteSize())
                 try:
-                    with tracing_calls.served(method, request, of_client=caller.kind == "client"):
+                    with tracing_calls.served(method, request, kind=caller.kind):
                         if caller.kind in _FOREIGN:
                             return await self._within(caller, answer(request, context), context)
                         return await answer(request, context)

@@ -15,6 +15,8 @@ import grpc
 from google.protobuf.message import Message
 
 from services.kit import tracing
+from services.kit.access import CLIENT as CLIENTS
+from services.kit.access import MESH
 from services.kit.errors import ServiceError
 from services.kit.overdue import OverdueError
 from services.kit.tracing import CLIENT, NOTHING, SERVER, TRACEPARENT, Live, Span
@@ -27,6 +29,7 @@ _KEYS = {
 }
 # Of a server's span: the others say that the caller was at fault.
 _OURS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+_TRACED = MESH | CLIENTS
 _fields: dict[str, tuple[tuple[str, str], ...]] = {}
 
 
@@ -48,21 +51,24 @@ def _ids_of(descriptor: Any) -> tuple[tuple[str, str], ...]:
     return found
 
 
-def entered(traceparent: str | None, request: object) -> None:
-    """Makes the rest of this task part of what the caller does, and about the session that the request names."""
-    if traceparent:
+def entered(kind: str, traceparent: str | None, request: object) -> None:
+    """Makes the rest of this task part of what the caller does, and about the session that the request names.
+
+    `kind` is who calls (see `identity.Caller`): hands, and those whom nobody knows, belong to no trace.
+    """
+    if traceparent and kind in _TRACED:
         tracing.continue_from(traceparent)
     session_id = getattr(request, "session_id", "")
     if session_id:
         tracing.about(session_id)
 
 
-def served(method: str, request: object, *, of_client: bool) -> Span:
+def served(method: str, request: object, *, kind: str) -> Span:
     """Begins the span of a call that is being answered, whose ids were checked. A client's call begins a trace."""
-    recorder, parent = tracing.recorder(), tracing.current()
-    if recorder is None or not (parent or of_client):
+    recorder, parent, outside = tracing.recorder(), tracing.current(), kind == "client"
+    if recorder is None or not (parent or outside):
         return NOTHING
-    return _Served(recorder, method[1:], SERVER, parent, _about(method, request), outside=of_client)
+    return _Served(recorder, method[1:], SERVER, parent, _about(method, request), outside=outside)
 
 
 class _Served(Live):

@@ -50,6 +50,7 @@ from services.session.server import Parts, SessionServicer
 from services.session.sessions import Sessions
 from services.session.settings import Settings
 from services.session.snapshots import Snapshots
+from services.session.tenancy import Tenancy
 from services.session.tombstones import LivingLog, Tombstones
 from services.session.upkeep import Upkeep
 from services.session.verifying import Verifier
@@ -77,7 +78,8 @@ def parts(
     marks = Marks(store.registry)
     stones = Tombstones(store.registry)
     log = LivingLog(store.log, stones, time.monotonic)
-    writer = Writer(log, store.wire, marks, now, session_bytes, Snapshots(store.registry))
+    tenancy = Tenancy(store.log, store.registry)
+    writer = Writer(log, store.wire, marks, now, session_bytes, Snapshots(store.registry), tenancy)
     recent = Recent(log)
     reader = Reader(recent, writer)
     index = Index(store.registry)

@@ -55,6 +55,10 @@ class Lifecycle:
 
     async def delete(self, session_id: str, tenant: str | None) -> None:
         """Deletes a session (see `DeleteSession`). Whoever deletes it again is told the same."""
+        if tenant is not None:
+            stone = await self._stones.find(session_id)  # purged, it has nothing else
+            if stone is None or stone.tenant != tenant:
+                await self._writer.check_tenant(session_id, tenant)
         owner = await self._owner(session_id)
         if tenant not in (None, owner):
             raise tombstones.gone(session_id)

@@ -61,6 +61,7 @@ class Reader:
 
     async def check(self, session_id: str, tenant: str | None) -> None:
         """Raises Gone when there is no such session, or it is another tenant's. Nobody's tenant is None."""
+        await self._writer.check_tenant(session_id, tenant)
         owner = self._owners.get(session_id)
         if owner is None:
             for batch in await self._log.read(session_id, 1, 2, 1):

@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from handmesh.session.v1.event_pb2 import Event
 from services.kit.errors import Invalid, Refused, ServiceError, Unavailable
@@ -24,6 +25,9 @@ from services.session.integrity import SETTLING, Mark, Marks, fits
 from services.session.log import DeletedError, Log, StoredBatch, TakenError, Wire
 from services.session.replay import fold_batch
 from services.session.snapshots import Snapshots
+
+if TYPE_CHECKING:
+    from services.session.tenancy import Tenancy
 
 NOTE = "note"  # the topic on which replicas hear of each other's batches
 NEVER = -1  # an era: nothing of the session was compared with the store yet
@@ -87,7 +91,9 @@ class Writer:
         now: Callable[[], int],
         max_session_bytes: int = MAX_SESSION_BYTES,
         snapshots: Snapshots | None = None,
+        tenancy: Tenancy | None = None,
     ) -> None:
+        self._tenancy = tenancy
         self._log = log
         self._marks = marks
         self._max_session_bytes = max_session_bytes
@@ -106,6 +112,9 @@ class Writer:
     async def append(self, session_id: str, draft: Draft) -> Appended:
         """Appends, and returns once the events are durable. Raises what `EmitEvent` promises."""
         check_emitters(draft.facts)
+        begins = draft.facts[0].kind == "session_started"
+        if not begins:
+            await self.check_tenant(session_id, draft.tenant)
         kept, began = self._keep(session_id), time.perf_counter()
         try:
             async with kept.lock:
@@ -118,6 +127,8 @@ class Writer:
         finally:
             self._forget_if_strange(session_id, kept)
         counting.appended(began, duplicate=appended.duplicate)
+        if begins and self._tenancy is not None:
+            self._tenancy.owns(session_id, appended.state.tenant)
         if any(fact.kind in SETTLING for fact in draft.facts):
             await self._marks.settle(session_id)
         return appended
@@ -135,6 +146,7 @@ class Writer:
 
         Raises Gone (`SESSION_NOT_FOUND`) when there is no such session, or it is another tenant's.
         """
+        await self.check_tenant(session_id, tenant)
         kept = self._keep(session_id)
         try:
             async with kept.lock:
@@ -147,6 +159,11 @@ class Writer:
             self._forget_if_strange(session_id, kept)
         check_owner(session_id, state, tenant)
         return state
+
+    async def check_tenant(self, session_id: str, tenant: str | None) -> None:
+        """Raises Gone unless the session is the tenant's: in the same time for somebody else's and for none."""
+        if tenant is not None and self._tenancy is not None:
+            await self._tenancy.check(session_id, tenant)
 
     def remembered(self, session_id: str) -> WriteState | None:
         """Returns what the log said when this process looked last, if that may still hold."""

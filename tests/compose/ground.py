@@ -80,7 +80,11 @@ class Mesh:
         given = self.directory / "client"
 
         def at(service: str) -> str:
-            replicas = [self.ports[name] for name in (service, f"{service}-2") if name in self.ports]
+            replicas = [
+                self.ports[name]
+                for name in ((service,) if service == "sandbox" else (service, f"{service}-2"))
+                if name in self.ports
+            ]
             return ",".join(f"127.0.0.1:{port}" for port in replicas)
 
         addresses = Addresses(*map(at, SERVICES))
@@ -128,7 +132,7 @@ def _mesh(directory: Path, profiles: Sequence[str], variables: Mapping[str, str]
     environment |= {
         "DOCKER_GID": str(Path("/var/run/docker.sock").stat().st_gid),
         "SANDBOX_STATE": str(directory / "state"),
-        "HEALTH_INTERVAL": "1s",
+        "HEALTH_INTERVAL": "3s",
         **published,
         **variables,
     }

@@ -87,7 +87,7 @@ async def written(mesh: Mesh, directory: Path, events: list[event_pb2.Event]) ->
     """Returns what the mesh has written down: the session's events, all containers' logs, and both stores."""
     places = {"the log": b"\n".join(event.SerializeToString() for event in events)}
     places["what containers say"] = (await mesh.compose("logs", "--no-color")).encode()
-    for store in ("nats", "openbao"):
+    for store in ("nats-1", "openbao"):
         await mesh.compose("cp", f"{store}:/data", str(directory / store))
         files = [path for path in (directory / store).rglob("*") if path.is_file()]
         places |= {str(path.relative_to(directory)): path.read_bytes() for path in files}

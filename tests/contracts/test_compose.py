@@ -60,7 +60,7 @@ def test_only_who_needs_it_is_in_a_network() -> None:
     """NATS is reached by those with a login of it, the vault by its keeper and vault_proxy; neither from outside."""
     networks = {name: set(part.get("networks", ())) for name, part in SERVICES.items()}
     inside = {network: {name for name, its in networks.items() if network in its} for network in ("store", "vault")}
-    assert inside["store"] == {"nats", "nats-2", "nats-3", "migrate", "janitor", "session", "session-2"}
+    assert inside["store"] == {"nats-1", "nats-2", "nats-3", "migrate", "janitor", "session", "session-2"}
     assert inside["vault"] == {"openbao", "vault-keeper", "vault-proxy", "vault-proxy-2"}
     published = {name for name, part in SERVICES.items() if part.get("ports")}
     assert published == {*SERVING, *(f"{name}-2" for name in SERVING), "shop"}

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import hashlib
 import json
 import os
 import re
+import shutil
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -17,6 +21,7 @@ import pytest_asyncio
 
 from handmesh.client import Client, HandmeshError, Session
 from handmesh.client.addresses import local_api_key
+from handmesh.launcher.ca import ensure_certificates
 from handmesh.launcher.mesh import Mesh
 from handmesh.session.v1 import config_pb2, session_pb2
 from handmesh.session.v1.config_pb2 import SessionConfig
@@ -37,6 +42,7 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 SERVICES = {"7401": "session", "7402": "harness", "7403": "sandbox", "7404": "vault_proxy"}
+OWN_PORT = "127.0.0.1:7411"  # the session service's, for the other services
 SECONDS = 60.0
 
 
@@ -56,11 +62,12 @@ class Shell:
     folder: Path
     ran: set[str] = field(default_factory=set)
 
-    async def bash(self, commands: str, key: bool = False) -> str:
-        """Runs commands; returns what they print. With `key` the page's own way to the API key is gone, too."""
+    async def bash(self, commands: str) -> str:
+        """Runs commands; returns what they print."""
         ports = self.mesh.settings.ports
         for port, service in SERVICES.items():
             commands = commands.replace(f"127.0.0.1:{port}", ports.client(service))
+        commands = commands.replace(OWN_PORT, ports.mesh("session"))
         assert grpcurl() is not None
         environment = {
             "PATH": f"{Path(str(grpcurl())).parent}:{os.environ['PATH']}",
@@ -71,7 +78,7 @@ class Shell:
         }
         handmesh = f'handmesh() {{ {sys.executable} -m handmesh.cli "$@"; }}\n'
         process = await asyncio.create_subprocess_exec(
-            *("bash", "-euo", "pipefail", "-c", handmesh + commands),
+            *("bash", "-eu", "-c", handmesh + commands),
             env=environment,
             cwd=self.folder,
             stdout=asyncio.subprocess.PIPE,
@@ -151,6 +158,7 @@ async def test_who_is_stuck_and_why(shell: Shell, client: Client) -> None:
     lost = await client.create_session(SessionConfig(harness="nobody"), "work")
     asked = await client.create_session(policy("bash", config_pb2.TOOL_POLICY_ACTION_ASK), "work")
     (call,) = [event.tool_confirmation_requested for event in await until(asked, "tool_confirmation_requested")]
+    await until(asked, "tool_finished")  # of the call beside it, which nobody has to allow: till then it is at work
     done = await client.create_session(content="work")
     await turn(done)
     at_work, waiting = await shell.follow("Who is stuck?")
@@ -278,6 +286,38 @@ async def test_secrets_are_turned(shell: Shell, client: Client) -> None:
     assert (shell.folder / "laptop.token").read_text().startswith("hand_")
     kept = [each.HasField("revoke_time") for each in await client.hand_tokens.all() if each.name == "laptop"]
     assert kept == [True, False]
+
+
+async def test_keys_of_clients_are_turned(shell: Shell, client: Client) -> None:
+    """The new key works and the old one is void."""
+    old = await client.session_link.call(
+        client.session_stub.CreateApiKey, session_pb2.CreateApiKeyRequest(name="ci", scope=session_pb2.SCOPE_RUN)
+    )
+    (printed,) = await shell.follow("Rotate an API key", APIKEY=old.api_key.api_key_id)
+    assert f"{old.api_key.api_key_id}\tci\tSCOPE_RUN\tgood" in printed
+    new = (shell.folder / "ci.key").read_text().strip()
+    assert new.startswith("hm_") and new not in printed
+    async with Client(client.addresses, new) as other:
+        assert await other.create_session()
+    async with Client(client.addresses, old.key) as other:
+        with pytest.raises(HandmeshError, match="IDENTITY_UNKNOWN"):
+            await other.create_session()
+
+
+async def test_a_certificate_is_turned_without_a_restart(shell: Shell, mesh: Mesh, client: Client) -> None:
+    """A new connection is shown the new one, and the mesh goes on."""
+    kept = mesh.files.tls
+    fresh = shell.folder / "tls"
+    shutil.copytree(kept, fresh)
+    for name in ("cert.pem", "key.pem"):
+        (fresh / "session" / name).unlink()
+    ensure_certificates(fresh, ["session"], datetime.datetime.now(datetime.UTC))
+    (fresh / "session").rename(shell.folder / "new")
+    new = ssl.PEM_cert_to_DER_cert((shell.folder / "new" / "cert.pem").read_text())
+    assert (kept / "session" / "cert.pem").read_text() != (shell.folder / "new" / "cert.pem").read_text()
+    _, shown = await shell.follow("Rotate certificates", TLSDIR=str(kept / "session"))
+    assert hashlib.sha256(new).hexdigest().upper() in shown.replace(":", "")
+    assert ends(await turn(await client.create_session(content="work"))) == ["DONE"]
 
 
 async def test_a_log_is_verified_forked_exported_and_imported(shell: Shell, client: Client) -> None:

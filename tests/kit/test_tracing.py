@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from handmesh.session.v1 import session_pb2 as pb
 from handmesh.session.v1.session_pb2_grpc import (
@@ -162,12 +165,16 @@ async def test_failures_are_codes_and_reasons_without_a_word(server: Served, kep
 
 
 async def test_a_trace_begins_with_a_client(server: Served, kept: list[Kept]) -> None:
-    """A client's call begins a trace, or goes on with its own; what services do for themselves belongs to none."""
+    """A client's call begins a trace, or goes on with its own; what services do for themselves, and what
+    somebody asks whom nobody knows, belongs to none."""
     async with server.as_client() as channel:
         stub = SessionServiceStub(channel)
         begun = await stub.ListSessions(pb.ListSessionsRequest())
         continued = await stub.ListSessions(pb.ListSessionsRequest(), metadata=(("traceparent", PARENT),))
         bad = await stub.ListSessions(pb.ListSessionsRequest(), metadata=(("traceparent", CANARY),))
+    async with server.as_client("") as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        await health.Check(health_pb2.HealthCheckRequest(), metadata=(("traceparent", PARENT),))
     async with server.as_service("harness") as channel:
         await SessionServiceStub(channel).OfferWork(pb.OfferWorkRequest(session_id=ID))
     assert [(span.parent, span.outside) for span in kept] == [("", True), (PARENT, True), ("", True)]
@@ -252,3 +259,10 @@ def test_the_share_is_the_operator_s(tmp_path: Path) -> None:
     recorder = export.SdkRecorder("handmesh.session", [], 0.0)
     decided = [recorder.begin("a", "SERVER", PARENT, {}, outside=outside)[1][-2:] for outside in (True, False)]
     assert decided == ["00", "01"]
+
+
+def test_nothing_is_loaded_for_who_records_nothing() -> None:
+    """A service that nobody told to record imports nothing of OpenTelemetry."""
+    look = "import services.session.__main__, services.sandbox.__main__, sys; print('opentelemetry' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout == "False\n"

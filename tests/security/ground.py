@@ -44,6 +44,7 @@ from tests.sandbox.test_doors_trust import Authority
 from tests.support.canary import core, mint
 from tests.support.git_host import GitHost
 from tests.support.oauth import OAuthServer, oauth_server
+from tests.support.requirements import lack_of
 from tests.support.tap import Tap, tapped
 from tests.vault_proxy.conftest import Shop, start_shop
 from tests.vault_proxy.strange_server import Reply, Request, StrangeServer, strange_server
@@ -263,6 +264,7 @@ async def ground_of(folder: Path, **extra: dict[str, str]) -> AsyncIterator[Grou
             ports,
             log_level="debug",
             environments_file=folder / "environments.toml",
+            trace_directory=data / "traces" if lack_of("traces") is None else None,
             extra={service: {**variables[service], **extra.get(service, {})} for service in SERVICES},
         )
         mesh = await stack.enter_async_context(await Mesh.start(settings))

@@ -2,8 +2,8 @@
 
 A fresh core is in every credential that the vault gives out, in every one that is renewed meanwhile, and another is in
 the model's key, which the harness alone may hold. Then everything that is left is searched, in every spelling: logs of
-sessions, NATS's files, OpenBao's, the services' logs at their loudest, what the services said to each other, every
-process's environment, the memory of every service but the vault proxy, workspaces, containers.
+sessions, NATS's files, OpenBao's, the services' logs at their loudest and their traces, what the services said to each
+other, every process's environment, the memory of every service but the vault proxy, workspaces, containers.
 
 What is inside a sandbox, seen from inside, is `tests/sandbox/attacks/test_reach.py`.
 """
@@ -45,6 +45,7 @@ def kinds() -> dict[str, int]:
     files = ("files of nats", "files of openbao", "files of logs")
     least = {"exports": 10_000, "captures": 10_000, "workspaces": 10, "environments": 1_000}
     least |= dict.fromkeys(files, 10_000)
+    least |= {"files of traces": 10_000} if lack_of("traces") is None else {}
     least |= {"memories": 100_000_000} if os.geteuid() == 0 else {}
     return least | ({"containers": 1_000} if "docker" in hands() else {})
 
@@ -161,12 +162,13 @@ async def test_the_captures_were_in_clear(ground: Ground, story: Session) -> Non
 
 
 async def test_what_is_planted_is_found(ground: Ground, story: Session) -> None:
-    """The negative control: a canary in a message, a workspace, a process's environment, a service's log and OpenBao's
-    folder is found in every kind of sink."""
+    """The negative control: a canary in a message, a workspace, a process's environment, a service's log and traces,
+    and OpenBao's folder is found in every kind of sink."""
     planted = {"planted": core()}
     canary = mint("planted", planted["planted"])
     session = await ground.work(f"hello, I am {canary}", hands=hands())
     files = [ground.data / "logs" / "session.log", ground.data / "openbao" / "planted"]
+    files += [ground.data / "traces" / "session.jsonl"] if lack_of("traces") is None else []
     for sandbox_id in await _sandboxes(ground):
         call = sandbox_pb2.ExecuteRequest(sandbox_id=sandbox_id, name="write")
         call.input = f'{{"file_path": "planted.txt", "content": "{canary}"}}'

@@ -1,7 +1,7 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `grpcurl`, `metrics`, `e2e`,
-`compose`, `live`) on a test or module is enough: `tests/conftest.py`
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`, `grpcurl`, `faketime`,
+`metrics`, `collector`, `e2e`, `compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
@@ -18,6 +18,7 @@ import pytest
 from handmesh.launcher.errors import NotInstalled
 from handmesh.launcher.files import find_program
 from handmesh.launcher.openbao import find_bao
+from tests.support.otel import binary as collector
 
 BASE_IMAGE = "handmesh/base:latest"
 PEERS = Path(__file__).parents[2] / ".peers"
@@ -50,13 +51,19 @@ def require(marker: str) -> None:
 
 def _is_excused(marker: str) -> bool:
     """Says whether CI may do without, for a language's tool chain is not there: `make wire` has said so."""
-    return (marker == "typescript" and not node()) or (marker in ("go", "grpcurl") and not shutil.which("go"))
+    of_go = marker in ("go", "grpcurl", "collector")
+    return (marker == "typescript" and not node()) or (of_go and not shutil.which("go"))
 
 
 def grpcurl() -> str | None:
     """Returns where grpcurl is: the machine's, or the one of `make grpcurl`."""
     built = sorted((Path.home() / ".cache" / "handmesh").glob("grpcurl-*/grpcurl"))
     return shutil.which("grpcurl") or (str(built[-1]) if built else None)
+
+
+def faketime() -> Path | None:
+    """Finds the library that gives a process a clock of its own."""
+    return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
 
 
 def node() -> str | None:
@@ -91,12 +98,23 @@ def lack_of(marker: str) -> str | None:
         case "grpcurl":
             there = grpcurl() is not None and shutil.which("jq") is not None
             return None if there else "grpcurl or jq is missing. Get them with: make grpcurl; apt-get install jq"
+        case "faketime":
+            return (
+                None if faketime() is not None else "libfaketime is missing. Get it with: apt-get install libfaketime"
+            )
         case "lfs":
             return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "typescript":
             return _lack_of_peer("node", node(), HARNESS_IN_TYPESCRIPT)
         case "go":
             return _lack_of_peer("go", shutil.which("go"), HAND_IN_GO)
+        case "traces":
+            return _lack_of_tracing()
+        case "collector":
+            return _lack_of_tracing() or _lack_of_collector()
+        case "clients":
+            there = (CLIENTS / "python" / "build" / "venv" / ".built").exists()
+            return None if there else "the clients are not built. Build them with: make clients"
         case "live":
             return None if os.environ.get("ANTHROPIC_API_KEY") and not in_ci() else "needs a real ANTHROPIC_API_KEY"
         case _:
@@ -153,6 +171,16 @@ def _lack_of_claude_code() -> str | None:
     except NotAvailable as lack:
         return str(lack)
     return None
+
+
+def _lack_of_tracing() -> str | None:
+    if importlib.util.find_spec("opentelemetry") is None or importlib.util.find_spec("opentelemetry.sdk") is None:
+        return "OpenTelemetry's SDK is not installed. Get it with: pip install 'handmesh[telemetry]'"
+    return None
+
+
+def _lack_of_collector() -> str | None:
+    return None if collector() else "there is no OpenTelemetry Collector. Build it with: ci/otel-collector"
 
 
 def _lack_of_docker() -> str | None:

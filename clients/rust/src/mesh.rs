@@ -49,8 +49,9 @@ impl Mesh {
     /// Returns a client. It connects at the first call, within a Tokio runtime.
     pub fn new(address: &str, options: Options) -> Result<Self, MeshError> {
         let invalid = |what: String| MeshError::new(Code::InvalidArgument, "", what);
-        let mut key: MetadataValue<Ascii> =
-            format!("Bearer {}", options.api_key).parse().map_err(|_| invalid("no API key can look like that".into()))?;
+        let mut key: MetadataValue<Ascii> = format!("Bearer {}", options.api_key)
+            .parse()
+            .map_err(|_| invalid("no API key can look like that".into()))?;
         key.set_sensitive(true);
         let mut trust = ClientTlsConfig::new();
         let plain = match options.ca_file {

@@ -3,8 +3,8 @@ use serde_json::json;
 use crate::{
     Mesh, MeshError, Watch,
     stubs::{
-        CustomToolAnswered, EmitEventRequest, Event, MessageReceived, ToolConfirmationRequested, ToolConfirmed, ToolOutcome,
-        ToolResult, event::Kind,
+        CustomToolAnswered, EmitEventRequest, Event, MessageReceived, ToolConfirmationRequested, ToolConfirmed,
+        ToolOutcome, ToolResult, event::Kind,
     },
 };
 

@@ -15,10 +15,12 @@ use tonic::{
 use tonic_types::{ErrorDetails, StatusExt};
 
 use crate::{
-    Mesh, Options, Session, Told,
+    Mesh, MeshError, Options, Session, Told,
     stubs::{
         self, CreateSessionRequest, CreateSessionResponse, EmitEventRequest, EmitEventResponse, Event, Preview,
-        SessionConfig, ToolConfirmationRequested, ToolConfirmed, WatchEventsRequest, WatchEventsResponse, event::Kind,
+        SessionConfig, ToolConfirmationRequested, ToolConfirmed, WatchEventsRequest, WatchEventsResponse,
+        event::Kind,
+        preview::Delta,
         session_service_server::{SessionService, SessionServiceServer},
     },
 };
@@ -184,4 +186,19 @@ async fn patience_ends() {
     let mesh = Mesh::new("127.0.0.1:1", options).unwrap();
     let error = mesh.session(ID).watch(1, false).next().await.unwrap_err();
     assert_eq!((error.code, &*error.reason), (Code::Unavailable, ""));
+}
+
+/// The quickstart of docs/clients.md: it is compiled, and not run.
+#[allow(dead_code)]
+async fn quickstart(api_key: &str) -> Result<(), MeshError> {
+    let mesh = Mesh::new("127.0.0.1:7401", Options::new(api_key))?;
+    let config = SessionConfig { system: "Be brief.".into(), ..Default::default() };
+    let mut watch = mesh.create(config, "List the files.").await?.watch(1, true);
+    loop {
+        match watch.next().await? {
+            Told::Preview(Preview { delta: Some(Delta::Text(text)), .. }) => print!("{text}"),
+            Told::Event(event) if matches!(event.kind, Some(Kind::TurnEnded(_))) => return Ok(()),
+            _ => {}
+        }
+    }
 }

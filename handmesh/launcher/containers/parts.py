@@ -17,7 +17,7 @@ GIVEN = Path("/run/handmesh")
 DATA = Path("/data")
 """Where the stores' containers keep theirs."""
 
-NATS_NODES = ("nats", "nats-2", "nats-3")
+NATS_NODES = ("nats-1", "nats-2", "nats-3")
 NATS_PORT, NATS_MONITOR_PORT, NATS_ROUTE_PORT = 4222, 8222, 6222
 OPENBAO, OPENBAO_PORT, OPENBAO_CLUSTER_PORT = "openbao", 8200, 8201
 
@@ -41,14 +41,13 @@ def given(nodes: Iterable[str]) -> Mapping[str, Mapping[str, str]]:
     Nobody gets another's key. `nodes` are those of NATS, which have the same users.
     """
     tls = {part: {name: f"tls/{part}/{name}" for name in TLS_FILES} for part in (*SERVICES, OPENBAO)}
-    keys = {"api_keys.json": "api_keys.json"}
+    log = {"nats.json": "nats/session.json", "issuer.pem": "openbao/issuer.pem", "api_keys.json": "api_keys.json"}
+    doors = {"doors-ca.pem": "tls/doors/ca.pem", "doors-key.pem": "tls/doors/key.pem"}
     return {
-        "session": tls["session"] | keys | {"nats.json": "nats/session.json", "issuer.pem": "openbao/issuer.pem"},
-        "harness": tls["harness"] | keys,
-        "sandbox": tls["sandbox"] | keys,
-        "vault_proxy": tls["vault_proxy"]
-        | keys
-        | {"doors-ca.pem": "tls/doors/ca.pem", "doors-key.pem": "tls/doors/key.pem"},
+        "session": tls["session"] | log,
+        "harness": tls["harness"],
+        "sandbox": tls["sandbox"],
+        "vault_proxy": tls["vault_proxy"] | doors,
         "migrate": {"nats.json": "nats/migrate.json"},
         "janitor": {"nats.json": "nats/janitor.json"},
         "nats": {f"{node}.conf": f"nats/{node}.conf" for node in nodes},
