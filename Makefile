@@ -103,6 +103,7 @@ check/stubs:
 	@$(PY) ci/stubs.py --check
 	@$(PY) ci/reference.py --check
 	@$(PY) ci/brain_picture.py --check
+	@$(PY) ci/trace_picture.py --check
 
 .PHONY: fmt
 fmt: setup ## Format Python and contracts, and mend what lint can
@@ -115,6 +116,7 @@ proto: setup ## Generate the Python stubs, docs/reference.md and docs/configurat
 	@$(PY) ci/stubs.py
 	@$(PY) ci/reference.py
 	@$(PY) ci/brain_picture.py
+	@$(PY) ci/trace_picture.py
 
 .PHONY: baseline
 baseline: setup ## Take the contracts as the new baseline of `buf breaking` (a contract commit, between releases)
@@ -147,6 +149,10 @@ bench-brain: setup ## Measure turns, wakes and crashes, at full size (some 10 mi
 .PHONY: bench-context
 bench-context: setup ## Measure how a long session is taken up, and how much of its prompts is cached (a minute)
 	@$(PY) -m bench context --size full $(ARGS)
+
+.PHONY: bench-mesh
+bench-mesh: setup ## Measure whole meshes: sessions and turns per second, two replicas, traces and TLS (some 5 minutes)
+	@$(PY) -m bench mesh --size full $(ARGS)
 
 .PHONY: bench-vault
 bench-vault: setup ## Measure calls of MCP tools, the vault's reads and tokens, many sessions, a vault that is away (2 min)

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-NAMES = ("startup", "log", "hands", "ttft", "brain", "vault", "context")
+NAMES = ("startup", "log", "hands", "ttft", "brain", "vault", "context", "mesh")
 SIZES = ("ci", "full")
 
 

@@ -13,7 +13,9 @@ import argparse
 import asyncio
 import json
 import os
+import secrets
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.parse
@@ -28,6 +30,9 @@ from handmesh.client import Client, connect
 from handmesh.launcher.mesh import Mesh
 from handmesh.launcher.ports import SERVICES, Ports, free_ports
 from handmesh.launcher.settings import MeshSettings, Scripted
+from handmesh.session.v1.config_pb2 import McpServer, SessionConfig
+from handmesh.vault_proxy.v1 import vault_proxy_pb2 as pb
+from handmesh.vault_proxy.v1.vault_proxy_pb2_grpc import VaultProxyServiceStub
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "dashboards"
@@ -47,6 +52,11 @@ conversations:
           - tool_use: {tool: grep, input: {pattern: hello}}
       - say: [{text: "There is a file now, and it says hello. That is all that there is to be said of it."}]
         chunk_delay_ms: 40
+  - name: shop
+    when: {user: shop}
+    steps:
+      - say: [{tool_use: {tool: lookup_order, input: {order_id: "7"}}}]
+      - say: [{text: "{last_tool_result}"}]
   - name: overloaded
     when: {user: overloaded}
     steps:
@@ -84,15 +94,21 @@ async def _pictures(options: argparse.Namespace) -> None:
         folder = Path(scratch)
         (folder / "script.yaml").write_text(SCRIPT)
         settings = MeshSettings(
-            folder / "mesh", Scripted(folder / "script.yaml"), os.environ, Ports.free(), metrics=True
+            folder / "mesh",
+            Scripted(folder / "script.yaml"),
+            os.environ,
+            Ports.free(),
+            metrics=True,
+            extra={"vault_proxy": {"HANDMESH_OUTBOUND_ALLOW": "127.0.0.1"}},
         )
         async with (
             await Mesh.start(settings) as mesh,
             _prometheus(options.prometheus, folder, settings.ports) as url,
             connect(data_directory=mesh.files.data_directory) as client,
+            _shop(client, folder) as shop,
         ):
             start = time.time()
-            turns = await _work(client, options.sessions, options.seconds)
+            turns = await _work(client, shop, options.sessions, options.seconds)
             await asyncio.sleep(2 * SCRAPE_SECONDS)
             caption = (
                 f"Drawn from the dashboard's queries over {options.seconds} s in which {options.sessions} sessions "
@@ -140,13 +156,38 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-async def _work(client: Client, sessions: int, seconds: float) -> int:
+@asynccontextmanager
+async def _shop(client: Client, folder: Path) -> AsyncIterator[SessionConfig]:
+    """Runs an MCP server that wants a credential, and gives the configuration of sessions that use it."""
+    token = secrets.token_hex(16)
+    (folder / "token").write_text(token)
+    arguments = ("-m", "handmesh.demo_mcp", "--listen", "127.0.0.1:0", "--token-file", str(folder / "token"))
+    server = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        url = json.loads(await server.stdout.readline())["url"]
+        link, stub = client.vault_proxy_link, VaultProxyServiceStub(client.vault_proxy_link.channel)
+        vault = (await link.call(stub.CreateVault, pb.CreateVaultRequest(name="shop"))).vault
+        secret = pb.CredentialSecret(static_bearer=pb.StaticBearer(value=token))
+        origin = url.removesuffix("/mcp")
+        add = pb.AddCredentialRequest(vault_id=vault.vault_id, name="shop", origin=origin, secret=secret)
+        await link.call(stub.AddCredential, add)
+        yield SessionConfig(no_hands=True, mcp_servers=[McpServer(name="shop", url=url)], vault_ids=[vault.vault_id])
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def _work(client: Client, shop: SessionConfig, sessions: int, seconds: float) -> int:
     """Lets sessions work, one turn after the other, a second apart. Returns how many turns ended."""
     ends = time.monotonic() + seconds
 
     async def one(number: int) -> int:
         await asyncio.sleep(number * seconds / 3 / sessions)  # the load grows
-        session = await client.create_session(content="overloaded" if number % 6 == 5 else "work")
+        shops = number % 4 == 3
+        said = "shop" if shops else "work"
+        first = "overloaded" if number % 6 == 5 else said
+        session = await client.create_session(shop if shops else None, first)
         turns = 0
         async for event in session.watch():
             if event.HasField("turn_ended"):
@@ -154,7 +195,7 @@ async def _work(client: Client, sessions: int, seconds: float) -> int:
                 if time.monotonic() > ends:
                     break
                 await asyncio.sleep(1.0)
-                await session.send("work")
+                await session.send(said)
         return turns
 
     return sum(await asyncio.gather(*map(one, range(sessions))))

@@ -71,7 +71,7 @@ OVERVIEW = (
         "Waiting for a harness",
         "short",
         (
-            ("clamp_min(max(handmesh_work_queue_sessions) - sum(handmesh_claims), 0)", "waiting"),
+            ("max by (harness) (handmesh_work_queue_sessions)", "waiting, {{harness}}"),
             ("sum(handmesh_claims)", "at work"),
             ("sum(handmesh_runs_capacity)", "room in all"),
         ),
@@ -108,7 +108,7 @@ SESSION = (
         "short",
         (("sum(handmesh_watchers)", "watchers"), ("sum(handmesh_harness_streams)", "harnesses")),
     ),
-    Panel("Work queue", "short", (("max(handmesh_work_queue_sessions)", "sessions"),)),
+    Panel("Waiting for a harness", "short", (("max by (harness) (handmesh_work_queue_sessions)", "{{harness}}"),)),
     *calls("SessionService"),
 )
 HARNESS = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from clients.conformance.checks import CHECKS
 from clients.conformance.ground import ground
-from clients.conformance.languages import BUILD, LANGUAGES, ROOT, Language
+from clients.conformance.languages import BUILD, LANGUAGES, PATH, ROOT, Language
 
 
 @dataclass
@@ -34,7 +35,10 @@ class Report:
     def step(self, what: str, *command: str, folder: Path) -> str:
         """Runs a command to its end; returns how long it took, or FAILED."""
         begun = time.monotonic()
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        environment = {**os.environ, "PATH": PATH}
+        done = subprocess.run(
+            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         self.seconds += time.monotonic() - begun
         if done.returncode == 0:
             return f"{time.monotonic() - begun:.0f} s"
@@ -76,8 +80,9 @@ def main() -> int:
             report.tested = report.step("tests", *report.language.test, folder=report.language.folder)
         print(f"  {report.language.name}: built {report.built}, tested {report.tested}", flush=True)
     ready = [report for report in reports if report.language.is_built and not report.language.missing]
-    with tempfile.TemporaryDirectory(prefix="handmesh-clients-") as directory:
-        asyncio.run(conform(ready, Path(directory)))
+    if ready:
+        with tempfile.TemporaryDirectory(prefix="handmesh-clients-") as directory:
+            asyncio.run(conform(ready, Path(directory)))
     print(*table(reports), sep="\n")
     return 1 if any(report.problems for report in reports) else 0
 

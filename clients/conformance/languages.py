@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "clients"
 BUILD = ROOT / "ci" / "peers-on-the-wire"
 """Builds the languages that it is given, where they are older than what they are made of."""
+
+
+PATH = f"{os.environ.get('PATH', os.defpath)}:{ROOT / '.peers' / 'bin'}"
+"""Where tool chains are looked for: last in `.peers`, where `make peers` puts node."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,7 @@ class Language:
     @property
     def missing(self) -> list[str]:
         """The programs of its tool chain that this machine lacks."""
-        path = f"{ROOT / '.peers' / 'bin'}"  # node of `make peers`
-        return [tool for tool in self.tools if not shutil.which(tool) and not shutil.which(tool, path=path)]
+        return [tool for tool in self.tools if not shutil.which(tool, path=PATH)]
 
     @property
     def is_built(self) -> bool:

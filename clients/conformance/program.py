@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Self
 
-from clients.conformance.languages import ROOT, Language
+from clients.conformance.languages import PATH, Language
 
 PATIENCE = 60.0
 """Seconds that a program has for what is waited for."""
@@ -33,8 +33,7 @@ class Program:
     @classmethod
     async def start(cls, language: Language, key: str, *arguments: str) -> Self:
         """Starts it with its arguments, and with the key in its environment."""
-        path = f"{os.environ['PATH']}:{ROOT / '.peers' / 'bin'}"
-        environment = {"PATH": path, "HANDMESH_API_KEY": key, "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
+        environment = {"PATH": PATH, "HANDMESH_API_KEY": key, "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
         process = await asyncio.create_subprocess_exec(
             *language.program,
             *arguments,

@@ -28,7 +28,7 @@ def blamed(silence: Silence, evidence: Evidence, state: str) -> Finding:
     service, caller = SERVICE_WORDS[silence.service], _caller(silence.caller)
     span = f"{caller} got no answer for {max(0.0, silence.end - silence.begin):.1f} s ({silence.reason})"
     part, code = PART_OF[silence.service], f"{PART_OF[silence.service]}-away"
-    look = (f"Look at the {service}: its process, then its log under `service`",)
+    look = (f"Look at the {service}: its process, then its log",)
     process = evidence.processes.get(silence.service)
     probe = evidence.probes.get(silence.service)
     if probe is not None and not probe.answered:

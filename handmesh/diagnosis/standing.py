@@ -67,7 +67,8 @@ def _nobody(evidence: Evidence) -> Finding:
 def _no_session(evidence: Evidence) -> Finding:
     """The session service does not answer whoever asks. Whether it answers a harness tells service from network."""
     probe, harness = evidence.probes["session"], evidence.harness
-    if harness is not None and not probe.silent and not _of("session", harness.hindrances):
+    told_so = any(each.reason == "SESSION_UNAVAILABLE" for each in evidence.probes.values())
+    if harness is not None and not probe.silent and not told_so and not _of("session", harness.hindrances):
         return Finding(
             NETWORK,
             "standing",
@@ -81,6 +82,11 @@ def _no_session(evidence: Evidence) -> Finding:
     seen = [f"it does not answer you ({probe.reason})"]
     if harness is not None and (told := _of("session", harness.hindrances)):
         seen.append(f"it does not answer the harness either, for {evidence.now - told.since:.1f} s")
+    seen += [
+        f"the {SERVICE_WORDS[name]} says that it gets no answer from it either"
+        for name, each in evidence.probes.items()
+        if each.reason == "SESSION_UNAVAILABLE"
+    ]
     how = "stands still or is cut off" if probe.silent else "is not there"
     return Finding(
         SESSION,
@@ -103,13 +109,21 @@ def _of(service: str, hindrances: object) -> Hindrance | None:
 def _of_work(evidence: Evidence) -> Finding | None:
     harness = evidence.harness
     if harness is None:
-        return None if evidence.answers("harness") else _no_harness(evidence)
+        return _told(evidence) if evidence.answers("harness") else _no_harness(evidence)
     if harness.run is not None:
         return _of_run(harness.run, evidence)
     if (away := _of("session", harness.hindrances)) is not None:
         silence = Silence("harness", "session", away.since, evidence.now, away.reason)
         return blamed(silence, evidence, "standing")
     return _nobody_claims(evidence)
+
+
+def _told(evidence: Evidence) -> Finding | None:
+    """The harness cannot say who asks, for it does not reach the session service, or it may not tell."""
+    if evidence.probes["harness"].reason != "SESSION_UNAVAILABLE":
+        return None
+    silence = Silence("harness", "session", evidence.now - YOUNG_SECONDS, evidence.now, "SESSION_UNAVAILABLE")
+    return blamed(silence, evidence, "standing")
 
 
 def _of_run(run: RunSeen, evidence: Evidence) -> Finding | None:

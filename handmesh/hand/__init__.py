@@ -20,14 +20,16 @@
 
 from handmesh.hand.answers import Image, Result, ToolError
 from handmesh.hand.call import Call
+from handmesh.hand.crew import Crew, serve
 from handmesh.hand.place import Place
 from handmesh.hand.refusals import HandRefused
 from handmesh.hand.schemas import Tool
 from handmesh.hand.tools import Hand, hand_of, tool
-from handmesh.hand.worker import Worker, serve
+from handmesh.hand.worker import Worker
 
 __all__ = [
     "Call",
+    "Crew",
     "Hand",
     "HandRefused",
     "Image",

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from handmesh.hand.crew import Crew
 from handmesh.hand.place import Place
 from handmesh.hand.refusals import HandRefused
 from handmesh.hand.tools import Hand
-from handmesh.hand.worker import Worker
 
 TOKEN = "HANDMESH_HAND_TOKEN"
 
@@ -39,7 +39,8 @@ def serve(hand: Hand, place: Place) -> int:
 def place_of(arguments: Sequence[str] | None, environment: Mapping[str, str], description: str) -> Place:
     """Reads the arguments: --connect, --name, --token, --token-file, --ca-file, --seat, --label."""
     parser = argparse.ArgumentParser(description=description or None)
-    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the mesh's sandbox service")
+    where = "the mesh's sandbox service; its replicas, with commas"
+    parser.add_argument("--connect", required=True, metavar="HOST:PORT", help=where)
     parser.add_argument("--name", required=True, help="the hand's name, that the token is for")
     parser.add_argument("--token", help=f"the token; better in {TOKEN}, for others see what a command is told")
     parser.add_argument("--token-file", type=Path, help="the file that the token is in")
@@ -56,7 +57,7 @@ def place_of(arguments: Sequence[str] | None, environment: Mapping[str, str], de
 
 async def until_stopped(hand: Hand, place: Place) -> None:
     """Serves; the first SIGTERM or Ctrl-C drains, the second ends."""
-    worker = Worker(hand, place)
+    worker = Crew(hand, place)
     running = asyncio.create_task(worker.run())
 
     def stop() -> None:

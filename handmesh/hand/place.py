@@ -11,7 +11,8 @@ from pathlib import Path
 class Place:
     """Where and as what a worker connects.
 
-    `address` is `host:port` of the sandbox service, or of a proxy in front of it; on loopback it is spoken to in plain
+    `address` is `host:port` of the sandbox service, or of a proxy in front of it, or those of all its replicas, with
+    commas: the worker connects to each; on loopback it is spoken to in plain
     text, elsewhere by TLS, with the authority of `ca_file` (PEM) if it is not a public one. `seat` names one of several
     workers of a hand: whoever takes it says that the one before is no more.
     """

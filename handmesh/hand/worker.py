@@ -39,15 +39,6 @@ _SERVICE = "handmesh.sandbox.v1.SandboxService"
 _log = logging.getLogger("handmesh.hand")
 
 
-async def serve(hand: Hand, place: Place) -> None:
-    """Serves a hand until the task is cancelled. Raises HandRefused."""
-    worker = Worker(hand, place)
-    try:
-        await worker.run()
-    finally:
-        await worker.close()
-
-
 class Worker:
     """One worker of a hand."""
 

@@ -14,7 +14,7 @@ import datetime
 import hashlib
 import ipaddress
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ CA_LIFETIME = datetime.timedelta(days=3650)
 SERVICE_LIFETIME = datetime.timedelta(days=365)
 
 RENEW_BEFORE = datetime.timedelta(days=30)
-"""A certificate with less time left than this is made anew at the next start."""
+"""A certificate with less time left than this is made anew, at the next start or by a mesh that runs."""
 
 BACKDATED = datetime.timedelta(minutes=5)
 """How long before its making a certificate is valid, for clocks that lag."""
@@ -40,18 +40,33 @@ API_KEY_BYTES = 32
 
 
 def ensure_certificates(
-    tls: Path, services: Iterable[str], now: datetime.datetime, hosts: Mapping[str, Sequence[str]] | None = None
+    tls: Path,
+    services: Iterable[str],
+    now: datetime.datetime,
+    hosts: Mapping[str, Sequence[str]] | None = None,
+    settle: Callable[[], None] = lambda: None,
 ) -> None:
     """Makes below `tls` what is missing, expires soon at `now` (aware), or was signed by another authority.
 
     A certificate is good for this machine's loopback addresses, and for a service's `hosts`: names by which others
     reach it. One that lacks a name is made anew.
+
+    When the authority itself is new, all services trust it and the one before, first; then `settle` waits until those
+    that run have read that, and only then they get certificates of it.
     """
-    authority = _usable_authority(tls / "ca", now) or _new_authority(tls / "ca", "handmesh development CA", now)
+    services, authority, before = tuple(services), _usable_authority(tls / "ca", now), b""
+    if authority is None:
+        old = _read_certificate(tls / "ca" / "ca.pem")
+        authority = _new_authority(tls / "ca", "handmesh development CA", now)
+        if old is not None and now < old.not_valid_after_utc < now + RENEW_BEFORE:  # else it is not to be trusted
+            before = _certificate_pem(old)
+            for service in services:
+                write_private(tls / service / "ca.pem", _certificate_pem(authority[0]) + before)
+            settle()
     for service in services:
         names = (hosts or {}).get(service, ())
         if not _is_usable(tls / service, authority[0], now, names):
-            _new_certificate(tls / service, service, authority, now, names)
+            _new_certificate(tls / service, service, authority, now, names, before)
 
 
 def ensure_door_authority(tls: Path, now: datetime.datetime) -> None:
@@ -155,8 +170,10 @@ def _new_certificate(
     service: str,
     authority: "tuple[x509.Certificate, EllipticCurvePrivateKey]",
     now: datetime.datetime,
-    hosts: Sequence[str] = (),
+    hosts: Sequence[str],
+    before: bytes,
 ) -> None:
+    """Writes a certificate of the authority. The one `before`, if any, is trusted too."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
@@ -185,7 +202,7 @@ def _new_certificate(
     )
     write_private(directory / "key.pem", _key_pem(key))
     write_private(directory / "cert.pem", _certificate_pem(certificate))
-    write_private(directory / "ca.pem", _certificate_pem(issuer))
+    write_private(directory / "ca.pem", _certificate_pem(issuer) + before)
 
 
 def _unsigned(

@@ -7,6 +7,7 @@ ready when each of the four services says over gRPC health that it serves.
 import asyncio
 import datetime
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,12 @@ SERVICE_READY_WITHIN = 30.0
 STOP_ORDER = (("harness",), ("sandbox", "vault_proxy"), ("session", "janitor"), ("model", "openbao", "nats"))
 """Who is stopped after whom, all replicas together: no part loses what it needs to end its work well."""
 
+RENEWAL_SECONDS = 6 * 60 * 60
+"""Between two looks at the certificates of a mesh that runs."""
+
+SETTLE_SECONDS = 5.0
+"""In which every service has read again whom it trusts."""
+
 SCRIPTED_KEY = "scripted"
 """What stands in the key file for the scripted model, which takes any key."""
 
@@ -52,6 +59,7 @@ class Mesh:
         self.files = MeshFiles(settings.data_directory)
         self._lock: Lock | None = lock
         self._processes: dict[str, Process] = {}
+        self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, settings: MeshSettings) -> Self:
@@ -63,6 +71,7 @@ class Mesh:
         mesh = cls(*_claim(settings))
         try:
             await mesh._start_all()
+            mesh._renewing = asyncio.create_task(mesh._renew(), name="certificates")
         except BaseException:
             await mesh.stop()
             raise
@@ -112,12 +121,21 @@ class Mesh:
 
     async def stop(self) -> None:
         """Stops all parts, the brains first and the stores last, and lets go of the data directory. May be repeated."""
+        if self._renewing is not None:
+            self._renewing.cancel()
         for names in STOP_ORDER:
             stopping = [each.stop() for part, each in self._processes.items() if replica_of(part)[0] in names]
             await asyncio.gather(*stopping)
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    async def _renew(self) -> None:
+        """Renews certificates before they expire, for ever. The services read them again by themselves."""
+        while True:
+            await asyncio.sleep(RENEWAL_SECONDS)
+            now = datetime.datetime.now(datetime.UTC)  # noqa: TID251 - time enters here
+            await asyncio.to_thread(ensure_certificates, self.files.tls, SERVICES, now, None, _settle)
 
     async def _start_all(self) -> None:
         parts = ["nats", "openbao", *self.settings.services]
@@ -206,6 +224,11 @@ class Mesh:
         process = Process.start(command, die_with_launcher=self.settings.die_with_launcher)
         self._processes[part] = process
         return process
+
+
+def _settle() -> None:
+    """Waits, in a thread, until the services have read certificates of both authorities."""
+    threading.Event().wait(SETTLE_SECONDS)
 
 
 def _claim(settings: MeshSettings) -> tuple[MeshSettings, Lock]:

@@ -29,7 +29,7 @@ from services.kit.tracing import TRACEPARENT
 DOMAIN = "handmesh"
 DETAILS_KEY = "grpc-status-details-bin"
 _AUTHORIZATION = "authorization"
-_SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY, TRACEPARENT})
+_SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY, identity.FORWARDED_KEY, TRACEPARENT})
 _ANYONE = identity.Caller("anyone")
 _FOREIGN = frozenset({"client", "hand"})  # callers that are not the mesh's own
 _log = Log("services.kit.guard")
@@ -40,10 +40,14 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `callers` tells clients by their credentials, `peers` services by their names."""
+    """Wraps every method of a server. `callers` tells clients by their credentials, `peers` services by their names.
+    `forwards` is the service whose own replicas hand calls on to this one, if there are such."""
 
-    def __init__(self, callers: Callers, limits: Limits | None = None, peers: identity.Peers | None = None) -> None:
+    def __init__(
+        self, callers: Callers, limits: Limits | None = None, peers: identity.Peers | None = None, forwards: str = ""
+    ) -> None:
         self._callers = callers
+        self._forwards = forwards
         self._peers = peers or identity.Peers()
         self._shares = Shares(limits or Limits())
         self._overdue = Overdue(self._shares.limits.seconds)
@@ -127,6 +131,7 @@ class Guard(grpc.aio.ServerInterceptor):
     def _known(self, context: Context, shown: Mapping[str, str]) -> tuple[identity.Caller | None, str]:
         """Tells who calls, and by which credential. None is somebody who has to be asked for."""
         service = identity.certified(self._peers, context.auth_context())
+        service = identity.speaking(service, shown.get(identity.FORWARDED_KEY), self._forwards)
         if service is not None:
             return identity.acting(service, shown.get(identity.TENANT_KEY), shown.get(identity.SESSION_KEY)), ""
         authorization = shown.get(_AUTHORIZATION)

@@ -19,6 +19,7 @@ from services.kit.watched import UnreadableError, Watched
 
 TENANT_KEY = "x-handmesh-tenant"  # metadata by which a service says whose affairs it minds: it then reaches no others
 SESSION_KEY = "x-handmesh-session"  # likewise: the session that it acts for
+FORWARDED_KEY = "x-handmesh-forwarded"  # metadata by which a replica says what kind of caller's call it hands on
 HAND_PREFIX = "hand_"  # of the tokens of hands that dial out
 BUILT_IN = {f"spiffe://handmesh/{service}": service for service in sorted(MESH)}
 
@@ -118,6 +119,15 @@ def certified(peers: Peers, shown: Mapping[str, Iterable[bytes]]) -> Caller | No
         return None
     names = [name.decode("utf-8", "replace") for key in ("peer_uri", "peer_dns") for name in shown.get(key, ())]
     return Caller(peers.service_of(names))
+
+
+def speaking(service: Caller | None, forwarded: str | None, forwards: str) -> Caller | None:
+    """Returns who speaks. A replica of the service `forwards` may hand on a harness's call, which shows its grant, or a
+    client's or a hand's: they are whoever the credential says that came with it. Nobody else is listened to.
+    """
+    if service is None or forwarded is None or service.kind != forwards:
+        return service
+    return Caller("harness") if forwarded == "harness" else None
 
 
 def credential_of(authorization: str) -> str:

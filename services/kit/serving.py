@@ -56,8 +56,16 @@ _OPTIONS: list[tuple[str, Any]] = [
 class Server:
     """A gRPC server with the mesh's port, the clients' port, health and reflection."""
 
-    def __init__(self, mesh: settings.Mesh, callers: Callers | None = None) -> None:
-        """Without `callers` clients are known by the operator's file of keys alone.
+    def __init__(
+        self,
+        mesh: settings.Mesh,
+        callers: Callers | None = None,
+        *,
+        forwards: str = "",
+        within: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        """Without `callers` clients are known by the operator's file of keys alone. `within` wraps methods inside the
+        guard; `forwards` is as for that.
 
         Raises SettingsError for files that say nothing.
         """
@@ -71,12 +79,12 @@ class Server:
         )
         try:
             self._callers = callers or Callers(KeyFile(mesh.api_keys_file))
-            guard = Guard(self._callers, limits, Peers.of_file(mesh.identities_file))
+            guard = Guard(self._callers, limits, Peers.of_file(mesh.identities_file), forwards)
         except (OSError, UnreadableError) as problem:
             raise settings.SettingsError(f"HANDMESH_API_KEYS_FILE or HANDMESH_IDENTITIES_FILE: {problem}") from None
         self._following: asyncio.Task[None] | None = None
         meters = [Meter()] if metrics.is_on() else []
-        self.grpc = grpc.aio.server(interceptors=[*meters, guard], options=_OPTIONS)
+        self.grpc = grpc.aio.server(interceptors=[*meters, guard, *within], options=_OPTIONS)
         self._metrics = Listener(mesh.metrics_listen) if mesh.metrics_listen and metrics.is_on() else None
         self._mesh = mesh
         self._health = HealthServicer()

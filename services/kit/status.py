@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ NAME = "handmesh.status.v1.StatusService"
 TICK_SECONDS = 0.5
 STALL_SECONDS = 2.0  # between two ticks: the process stood still
 MOST_STALLS = 20
+INSTANCE_BYTES = 4
 
 
 class Status(StatusServiceServicer):
@@ -24,6 +24,7 @@ class Status(StatusServiceServicer):
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
+        self._instance = secrets.token_hex(INSTANCE_BYTES)
         self._began = now()
         self._seen = self._began
         self._stalls: deque[tuple[float, float]] = deque(maxlen=MOST_STALLS)
@@ -44,7 +45,7 @@ class Status(StatusServiceServicer):
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         self.tick()  # what is asked first after a stop tells of it
-        answer = pb.GetStatusResponse(instance=f"{socket.gethostname()}:{os.getpid()}")
+        answer = pb.GetStatusResponse(instance=self._instance)
         answer.serve_time.FromNanoseconds(int(self._began * 1e9))
         answer.now.FromNanoseconds(int(self._now() * 1e9))
         for begin, end in self._stalls:

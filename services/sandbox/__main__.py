@@ -20,6 +20,7 @@ from services.kit.settings import SettingsError
 from services.sandbox import backends, counting, environments
 from services.sandbox.dialled_server import Workers
 from services.sandbox.doorman import Doorman
+from services.sandbox.forwarding import Forwarding
 from services.sandbox.hand import HandSettings
 from services.sandbox.hand_tokens import HandTokens, NoTokens
 from services.sandbox.leave import Leave
@@ -30,6 +31,7 @@ from services.sandbox.owners_records import OwnerRecords
 from services.sandbox.passes import Passes
 from services.sandbox.pool import Pools
 from services.sandbox.reaper import Reaper
+from services.sandbox.replicas import Replicas
 from services.sandbox.resources import Resources
 from services.sandbox.sandboxes import Sandboxes
 from services.sandbox.seeds import Seeds
@@ -63,7 +65,8 @@ async def run(settings: Settings) -> None:
     known = _environments(settings)
     settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     hands = backends.Backends(
-        HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host, settings.bounds())
+        HandSettings(settings.state_dir.absolute(), settings.allow_unisolated, settings.docker_host, settings.bounds()),
+        settings.node,
     )
     seeds = Seeds(settings.state_dir.absolute() / "seeds", Git(settings.git_ca_file), settings.seeds())
     if settings.default_pool is not None:
@@ -86,7 +89,13 @@ async def run(settings: Settings) -> None:
     leave = Leave(hands, SessionService(channel) if channel is not None else None, grants, passes)
     owners = Owners(OwnerRecords(hands, SessionLogs(channel) if channel is not None else None), resources, doorman)
     reaper = Reaper(sandboxes, hands, sessions, settings.idle_seconds, owners)
-    server = Server(settings, asked.callers(SessionServiceStub(channel)) if channel is not None else None)
+    peers = Replicas(settings.node, settings.peers.split(",") if settings.peers else (), settings.tls_dir)
+    server = Server(
+        settings,
+        asked.callers(SessionServiceStub(channel)) if channel is not None else None,
+        forwards="sandbox" if peers.others else "",
+        within=[Forwarding(peers, known.recipes)] if peers.others else [],
+    )
     workers = Workers(hands, known, tokens)
     add_SandboxServiceServicer_to_server(SandboxServicer(sandboxes, leave, workers, owners), server.grpc)
     await server.start("handmesh.sandbox.v1.SandboxService")
@@ -100,6 +109,7 @@ async def run(settings: Settings) -> None:
         if (dialled := hands.dialled()) is not None:
             dialled.drain()
         await asyncio.gather(server.stop(), pools.drain())
+        await peers.close()
         await owners.close()
         await sandboxes.close()
         await hands.close()

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from handmesh.replicas.ranking import signed
 from services.kit.errors import Gone, ServiceError
+from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox import hands
 from services.sandbox.dialled import DialledIn
@@ -35,9 +37,11 @@ def keys() -> Mapping[str, frozenset[str]]:
 class Backends:
     """All hands. A backend's libraries are imported when it is first used, or has sandboxes from before."""
 
-    def __init__(self, settings: HandSettings) -> None:
-        """Gives each backend a folder of its own under the state folder."""
+    def __init__(self, settings: HandSettings, node: str = "") -> None:
+        """Gives each backend a folder of its own under the state folder. `node` is this replica's name, if it has
+        others beside it."""
         self._settings = settings
+        self._node = node
         self._hands: dict[str, Hand] = {}
         self._found: OrderedDict[str, tuple[Hand, SandboxInfo]] = OrderedDict()  # those asked for last
 
@@ -67,6 +71,11 @@ class Backends:
     def with_state(self) -> list[Hand]:
         """Returns the hands that may have sandboxes."""
         return [self.hand(name) for name in sorted(names()) if (self._settings.state_dir / name).is_dir()]
+
+    def mint(self) -> str:
+        """Mints the id of a sandbox: where there are replicas it names this one."""
+        minted = mint("sbx")
+        return signed(minted, self._node) if self._node else minted
 
     def remember(self, hand: Hand, info: SandboxInfo) -> None:
         """Takes note of a sandbox that was made."""

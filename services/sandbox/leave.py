@@ -137,7 +137,9 @@ class Leave:
         if self._session is not None and session_id:
             tenant = caller().tenant
             if tenant is not None and tenant != await self._tenant_of(self._session, session_id):
-                raise Gone("SESSION_NOT_FOUND", "there is no such session", session_id=session_id)
+                raise Gone(  # as the session service says it of what is not there
+                    "SESSION_NOT_FOUND", f"no such session: {session_id}", session_id=session_id
+                )
             await self._check_grant(context, session_id, epoch)
 
     async def to_mount(self, context: Context, resources: Sequence[Resource]) -> None:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.kit.errors import Exists, Gone, ServiceError, Unavailable
-from services.kit.ids import mint
 from services.kit.logs import Log
 from services.sandbox import pool_core
 from services.sandbox.backends import Backends
@@ -162,7 +161,7 @@ class Pools:
             await asyncio.sleep(seconds)
 
     async def _make(self, pool: _Pool) -> str:
-        labels = Labels(mint("sbx"), pool.recipe.name, time.time(), pool=pool.fingerprint)
+        labels = Labels(self._backends.mint(), pool.recipe.name, time.time(), pool=pool.fingerprint)
         info = await self._backends.hand(pool.recipe.backend).provision(pool.recipe, labels)
         self._touched.add(info.labels.sandbox_id)
         return info.labels.sandbox_id

@@ -128,7 +128,7 @@ class Sandboxes:
         self._planting.check(load.repositories)
         self._epochs.admit(wanted.session_id, wanted.epoch)
         backend = self._backends.hand(recipe.backend)
-        labels = _labels(wanted, recipe, tenant)
+        labels = _labels(self._backends.mint(), wanted, recipe, tenant)
         _check_able(backend, load)
         preparing, began = None, time.monotonic()
         if load.repositories:
@@ -439,9 +439,9 @@ class Sandboxes:
         await self._doorman.close()
 
 
-def _labels(wanted: Wanted, recipe: Recipe, tenant: str | None) -> Labels:
+def _labels(sandbox_id: str, wanted: Wanted, recipe: Recipe, tenant: str | None) -> Labels:
     """Returns whose a sandbox shall be. One of a client's own that has a name stands outside of sessions."""
-    labels = Labels(mint("sbx"), recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
+    labels = Labels(sandbox_id, recipe.name, time.time(), wanted.session_id, wanted.hand, wanted.request_id)
     owners_core.check_description(wanted.description)
     labels = replace(labels, description=wanted.description)
     if wanted.session_id:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.kit.settings import REQUIRED, Mesh, addresses, existing, flag, path, setting, url, whole
+from services.kit.settings import (
+    REQUIRED,
+    Mesh,
+    SettingsError,
+    address,
+    addresses,
+    existing,
+    flag,
+    path,
+    setting,
+    url,
+    whole,
+)
 from services.sandbox.doorman import MOST_CONNECTIONS
 from services.sandbox.hand import Bounds
 from services.sandbox.seeds import SeedSettings
@@ -38,6 +50,19 @@ class Settings(Mesh):
         None,
         "Where the vault proxy's mesh port is, or its replicas' are. "
         "Without it sandboxes have no doors: no network policy, no private git.",
+    )
+    node: str = setting(
+        "HANDMESH_NODE",
+        address,
+        "",
+        "Which of HANDMESH_SANDBOX_PEERS this replica is. Its sandboxes' ids name it, so it stays the same.",
+    )
+    peers: str = setting(
+        "HANDMESH_SANDBOX_PEERS",
+        addresses,
+        "",
+        "The mesh ports of all replicas of this service, this one among them, as the harness's list has them. Each has "
+        "sandboxes of its own; a call that comes to another one is handed on.",
     )
     door_connections: int = setting(
         "HANDMESH_DOOR_CONNECTIONS",
@@ -97,6 +122,12 @@ class Settings(Mesh):
     docker_host: str | None = setting(
         "DOCKER_HOST", url, None, "Where the Docker Engine is; its usual socket if not set."
     )
+
+    def __post_init__(self) -> None:
+        if bool(self.node) != bool(self.peers) or (self.peers and self.node not in self.peers.split(",")):
+            raise SettingsError.of(
+                [f"HANDMESH_NODE is {self.node!r}, expected one of HANDMESH_SANDBOX_PEERS, {self.peers!r}"]
+            )
 
     def bounds(self) -> Bounds:
         """Returns those of hands that dial out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from handmesh.session.v1.event_pb2 import Event, TurnEndReason
 from handmesh.session.v1.session_pb2 import SessionStatus
@@ -55,7 +55,9 @@ SESSIONS = Gauge(
 )
 QUEUE = Gauge(
     "handmesh_work_queue_sessions",
-    "Sessions that wait for a harness, in the whole mesh. At most some seconds old. Every replica says the same.",
+    "Sessions of the whole mesh that wait for a harness, by type, at most some seconds old. Every replica says the "
+    "same.",
+    HARNESS,
 )
 CLAIMS = Gauge("handmesh_claims", "Sessions that harnesses have through this replica.")
 HARNESSES = Gauge("handmesh_harness_streams", "Harnesses that take sessions through this replica.")
@@ -123,3 +125,12 @@ def sessions(statuses: Iterable[int]) -> None:
     found = Tally(statuses)
     for value, name in _STATUSES.items():
         SESSIONS.set(found[value], name)
+
+
+def waiting(found: Mapping[str, int]) -> None:
+    """Tells how many sessions wait for a harness, by type. Those of types that nobody serves are `other`."""
+    counts = Tally[str]()
+    for harness, count in found.items():
+        counts[HARNESS.of(harness)] += count
+    for harness in HARNESS.values:
+        QUEUE.set(counts[harness], harness)

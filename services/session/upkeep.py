@@ -86,7 +86,7 @@ class Upkeep:
         await self._listing.sync()
         if metrics.is_on():
             counting.sessions(row.status for _, _, row in self._listing.rows() if row.made and not row.archived)
-            counting.QUEUE.set(sum((await self._claims.waiting()).values()))
+            counting.waiting(await self._claims.waiting())
         waiting = self._listing.at_work()
         for start in range(0, len(waiting), AT_ONCE):
             part = waiting[start : start + AT_ONCE]

@@ -20,7 +20,7 @@ from tests.drills.size import size
 
 pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
-SESSIONS = size(4, 50)
+SESSIONS = size(3, 50)
 TOKEN = new_token()
 ORDER = ("session", "vault-proxy", "harness")
 
@@ -60,12 +60,17 @@ async def at_work(mesh: Mesh, client: Client, sessions: int) -> AsyncIterator[li
         for each in working:
             each.stopped = True
     sent = [await each.check(client) for each in working]
-    assert len(await asyncio.to_thread(calls_served, calls)) - before == sum(sent)
+    served = len(await asyncio.to_thread(calls_served, calls)) - before
+    well, unknown = sum(each.well for each in sent), sum(each.unknown for each in sent)
+    turns = sum(each.turns for each in working)
+    print(f"{sessions} sessions, {turns} turns, {well} calls of the MCP server went well, {unknown} are unknown")
+    assert well + unknown == sum(each.all for each in sent)
+    assert 0 < well <= served <= well + unknown  # none ran twice
 
 
 async def test_a_rolling_restart_is_not_noticed(mesh: Mesh) -> None:
     """Every replica of every service is stopped and started again under load: no turn fails, no event is lost, and no
-    tool runs twice, neither in a hand nor at an MCP server."""
+    tool runs twice, neither in a hand nor at an MCP server. No call of a hand is lost, either."""
     async with mesh.client() as client, at_work(mesh, client, SESSIONS):
         for service in ORDER:
             for replica in (f"{service}-2", service):

@@ -14,20 +14,30 @@ HAND, SERVER = "main", "shop"
 STEPS = 5
 TURN_SECONDS = 90.0
 
-# Each line is numbered by what is there already: a call that ran twice, or never, shifts all that come after it.
+BASH = '{tool_use: {tool: bash, input: {command: "echo x >> runs.txt; sleep 0.5; wc -l < runs.txt"}}}'
+NOTE = "{tool_use: {tool: add_note, input: {text: a note}}}"
+# Each line is numbered by what is there already: a call that ran twice, or never, shifts all that come after it. A
+# machine so busy that vault_proxy does not say in time which tools there are gets on without notes.
+STEP = f"""      - cases:
+          - {{when: {{tool_offered: add_note}}, say: [{BASH}, {NOTE}]}}
+          - {{say: [{BASH}]}}
+"""
 SCRIPT = f"""
 conversations:
   - name: work
     when: {{user: work}}
     steps:
-{
-    '''      - say:
-          - tool_use: {tool: bash, input: {command: "echo x >> runs.txt; sleep 0.5; wc -l < runs.txt"}}
-          - tool_use: {tool: add_note, input: {text: a note}}
-'''
-    * STEPS
-}      - say: [{{text: Done.}}]
+{STEP * STEPS}      - say: [{{text: Done.}}]
 """
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What became of the calls of the MCP server. An unknown one may have run, and was not run again."""
+
+    well: int
+    unknown: int
+    all: int
 
 
 @dataclass
@@ -59,8 +69,8 @@ class Worker:
         found = [event async for event in self.session.events(kinds=["error_raised", "credential_used"])]
         return [str(event.error_raised or event.credential_used) for event in found]
 
-    async def check(self, client: Client) -> int:
-        """Reads everything back through the public API, says what must hold, and returns how many notes were sent."""
+    async def check(self, client: Client) -> Calls:
+        """Reads everything back through the public API, says what must hold, and returns what became of its notes."""
         events = [event async for event in self.session.events()]
         request = session_pb2.VerifySessionRequest(session_id=self.session.id)
         verified = await client.session_link.call(client.session_stub.VerifySession, request)
@@ -68,12 +78,18 @@ class Worker:
         assert check(events, self.acknowledged, World()) == []
         ended = [event.turn_ended.reason for event in events if event.HasField("turn_ended")]
         assert ended == [event_pb2.TURN_END_REASON_DONE] * self.turns
-        started = {event.tool_started.tool_use_id: event.tool_started for event in events if event.tool_started.name}
+        started = {event.tool_started.tool_use_id: event.tool_started.hand for event in events if _starts(event)}
         results = [event.tool_finished for event in events if event.HasField("tool_finished")]
-        assert all(each.result.outcome == tool_pb2.TOOL_OUTCOME_OK for each in results), results
-        runs = [each for each in results if started[each.tool_use_id].hand == HAND]
+        assert sorted(each.tool_use_id for each in results) == sorted(started)
+        runs = [each for each in results if started[each.tool_use_id] == HAND]
+        assert [each.result.outcome for each in runs if each.result.outcome != tool_pb2.TOOL_OUTCOME_OK] == []
         assert [int(each.result.output) for each in runs] == list(range(1, self.turns * STEPS + 1))
-        return sum(each.hand == SERVER for each in started.values())
+        calls = [each.result.outcome for each in results if started[each.tool_use_id] == SERVER]
+        return Calls(calls.count(tool_pb2.TOOL_OUTCOME_OK), calls.count(tool_pb2.TOOL_OUTCOME_UNKNOWN), len(calls))
+
+
+def _starts(event: event_pb2.Event) -> bool:
+    return event.HasField("tool_started")
 
 
 async def workers(client: Client, count: int, server_url: str, vault_id: str) -> list[Worker]:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import pty
+import struct
 import sys
+import termios
 
 import pytest
 import pytest_asyncio
@@ -108,7 +113,7 @@ async def test_each_thing_that_happened_is_counted_once(worked: tuple[Moved, str
 
 
 async def test_what_is_now_is_read_when_asked(mesh: Mesh, client: Client) -> None:
-    """A call at work, a claim, a watcher and a full stream of revocations show as long as they are."""
+    """A call at work, a claim, a watcher, the stream of revocations and who waits show as long as they are."""
     await client.create_session(content="hello")  # so that somebody has woken
     session = await client.create_session(content="take your time")
     watching = asyncio.create_task(until(session, "turn_ended"))
@@ -127,8 +132,11 @@ async def test_what_is_now_is_read_when_asked(mesh: Mesh, client: Client) -> Non
         assert now[service].of("handmesh_service_info", service=service) == 1
         assert now[service].of("process_resident_memory_bytes") > 1e7
         assert now[service].of("handmesh_event_loop_lag_seconds_count") > 0
+    await client.create_session(SessionConfig(harness="nobodys"), "hello")
     async with asyncio.timeout(TURN_SECONDS):
-        while not (await scrape(mesh.settings.ports.metrics("session"))).of("handmesh_work_queue_sessions"):
+        while not (await scrape(mesh.settings.ports.metrics("session"))).of(
+            "handmesh_work_queue_sessions", harness="other"
+        ):
             await asyncio.sleep(0.2)
     await session.end()
     watching.cancel()
@@ -142,6 +150,7 @@ async def test_no_metric_says_what_was_said(worked: tuple[Moved, str], mesh: Mes
         assert [each for each in spelled(canary) if each in page] == [], service
         assert b"sess_" not in page
         assert b"nowhere" not in page
+        assert b"nobodys" not in page
     assert any(each in f'x{{model="{canary}"}} 1'.encode() for each in spelled(canary))
 
 
@@ -169,3 +178,44 @@ async def test_top_shows_what_sessions_do(mesh: Mesh, client: Client) -> None:
     table = await top("--sort", "age")
     assert f"{working.id}  in tool" in table
     await working.end()
+
+
+async def test_top_obeys_keys_and_leaves(mesh: Mesh, client: Client) -> None:
+    """On a terminal it draws again and again; `s` sorts, `a` hides who sleeps, `q` leaves it as it was."""
+    asleep = await client.create_session(content="hello")
+    await until(asleep, "turn_ended")
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    before = termios.tcgetattr(its)
+    arguments = [sys.executable, "-m", "handmesh.cli", "top", "--interval", "0.2"]
+    process = await asyncio.create_subprocess_exec(
+        *arguments,
+        *("--data-dir", str(mesh.files.data_directory)),
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env={**os.environ, "TERM": "xterm"},
+    )
+
+    async def shown(text: str) -> None:
+        drawn = b""
+        async with asyncio.timeout(TURN_SECONDS):
+            while text.encode() not in drawn:
+                drawn += await asyncio.to_thread(os.read, ours, 65_536)
+
+    try:
+        await shown(asleep.id)
+        os.write(ours, b"s")
+        await shown("by tokens/s")
+        os.write(ours, b"a")
+        await shown("q leaves")
+        os.write(ours, b"q")
+        async with asyncio.timeout(TURN_SECONDS):
+            assert await process.wait() == 0
+        assert termios.tcgetattr(its) == before
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        os.close(ours)
+        os.close(its)

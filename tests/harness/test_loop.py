@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from handmesh.sandbox.v1.tool_pb2 import ToolOutcome
 from handmesh.session.v1.config_pb2 import McpServer, SessionConfig, ToolPolicy, ToolPolicyAction
 from handmesh.session.v1.event_pb2 import Event, HarnessWoke, InterruptRequested, ToolConfirmed, TurnEndReason
 from services.harness.loops.messages import make
-from services.harness.ports import ModelFailure, Ports
+from services.harness.ports import Appended, ModelFailure, Ports
 from services.harness.runs import Run
 from services.kit.errors import Gone, Invalid, Refused, Unavailable
 from tests.support.harness_ports import (
@@ -214,6 +215,51 @@ async def test_a_servers_call_is_never_sent_twice() -> None:
     assert servers.calls == [("t1", False)]
     assert outcomes(log) == ["UNKNOWN"]
     assert [it.part for it in log.only("error_raised")] == ["vault_proxy"]
+
+
+class WeakLog(MemoryLog):
+    """Cannot be reached once for each kind of event that is named."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__()
+        self._weak = set(kinds)
+
+    async def emit(self, events: Sequence[Event], epoch: int, expected_position: int | None) -> Appended:
+        if (kind := events[0].WhichOneof("kind") or "") in self._weak:
+            self._weak.discard(kind)
+            raise Unavailable("LOG_UNAVAILABLE", "the log's store does not answer")
+        return await super().emit(events, epoch, expected_position)
+
+
+async def test_an_event_that_had_to_wait_for_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason and how long it took are with the event; those that were taken at once have neither."""
+    monkeypatch.setattr("services.harness.journal.PAUSE_SECONDS", 0.01)
+    log = WeakLog("tool_finished")
+    await run(log, ports(ScriptedModel(said(t1=LS), said())))
+    late = [event for event in log.events if event.HasField("delay")]
+    assert [(it.WhichOneof("kind"), it.delay.reason) for it in late] == [("tool_finished", "LOG_UNAVAILABLE")]
+    assert late[0].delay.duration.ToMilliseconds() >= 10
+
+
+async def test_a_service_that_did_not_answer_is_named_in_the_log() -> None:
+    """Whether it answered with an error, or nobody answered, is told apart; and how long it was called."""
+    for answered, named in ((True, ""), (False, "vault_proxy")):
+        log, servers = MemoryLog(SHOP), MemoryServers()
+        servers.refusal = Unavailable("VAULT_PROXY_UNAVAILABLE", "away")
+        servers.refusal.answered = answered
+        await run(log, ports(ScriptedModel(said(t1=BUY), said()), servers=servers))
+        (error,) = log.only("error_raised")
+        assert (error.silent_service, error.HasField("since_time")) == (named, True)
+
+
+async def test_an_answer_says_how_long_it_took() -> None:
+    """From the request to the first piece, and to the end; a failure has the API's status."""
+    refused = ModelFailure("MODEL_OVERLOADED", "too much", retryable=True, http_status=529)
+    log = MemoryLog()
+    await run(log, ports(ScriptedModel(refused, said("words"))))
+    assert [it.http_status for it in log.only("retry_scheduled")] == [529]
+    (reply,) = log.only("model_replied")
+    assert reply.times.HasField("ask_time") and reply.times.HasField("whole")
 
 
 async def test_a_servers_call_of_a_dead_harness_is_only_attached_to() -> None:

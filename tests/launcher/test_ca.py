@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from handmesh.launcher.ca import (
+    CA_LIFETIME,
     RENEW_BEFORE,
     SERVICE_LIFETIME,
     ensure_api_key,
@@ -159,3 +160,29 @@ def test_the_api_key_is_made_once_and_services_know_its_hash_only(tmp_path: Path
     listed = json.loads((tmp_path / "api_keys.json").read_text())
     assert listed == [{"sha256": digest, "tenant": "default", "name": "local", "scope": "operator"}]
     assert ensure_api_key(tmp_path).read_text().strip() == key
+
+
+def test_an_authority_that_ends_is_followed_by_another_without_a_gap(tmp_path: Path) -> None:
+    """Services trust both before anybody shows a certificate of the new one; what they show is its."""
+    ensure_certificates(tmp_path, NAMES, NOW)
+    later = NOW + CA_LIFETIME - RENEW_BEFORE + datetime.timedelta(days=1)
+    old = (tmp_path / "ca" / "ca.pem").read_bytes()
+    shown = {service: (tmp_path / service / "cert.pem").read_bytes() for service in NAMES}
+    settled = []
+
+    def settle() -> None:
+        new = (tmp_path / "ca" / "ca.pem").read_bytes()
+        assert new != old
+        for service in NAMES:
+            assert (tmp_path / service / "ca.pem").read_bytes() == new + old
+            assert (tmp_path / service / "cert.pem").read_bytes() == shown[service]
+        settled.append(new)
+
+    ensure_certificates(tmp_path, NAMES, later, settle=settle)
+    authority = x509.load_pem_x509_certificate(settled[0])
+    for service in NAMES:
+        certificate(tmp_path, service).verify_directly_issued_by(authority)
+        assert (tmp_path / service / "ca.pem").read_bytes() == settled[0] + old
+    before = (tmp_path / "session" / "cert.pem").read_bytes()
+    ensure_certificates(tmp_path, NAMES, later, settle=settle)
+    assert len(settled) == 1 and (tmp_path / "session" / "cert.pem").read_bytes() == before

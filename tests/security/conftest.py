@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from tests.security.ground import Ground, ground_of
+from tests.session.conftest import identities
+from tests.session.running import Service, make_settings, running
 from tests.support.canary import mint
 from tests.support.requirements import require
 from tests.vault_proxy.conftest import proxy, session_peer, shop, shop_grant, start, store_settings, strange
 
-__all__ = ["proxy", "session_peer", "shop", "shop_grant", "start", "store_settings", "strange"]
+__all__ = ["identities", "proxy", "session_peer", "shop", "shop_grant", "start", "store_settings", "strange"]
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -23,6 +26,13 @@ async def ground(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Grou
     for lack in ("e2e", "bwrap"):
         require(lack)
     async with ground_of(tmp_path_factory.mktemp("ground")) as started:
+        yield started
+
+
+@pytest.fixture
+async def service(identities: Path) -> AsyncIterator[Service]:
+    """A session service in this process, on the store that forgets."""
+    async with running(make_settings(identities, None, "memory"), identities) as started:
         yield started
 
 

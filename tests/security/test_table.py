@@ -8,14 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 ATTACKS = [f"S{number}" for number in range(1, 14)] + [f"V{number}" for number in range(14, 25)]
-ATTACKS += [*(f"G{number}" for number in range(25, 31)), "H31"]
+ATTACKS += [*(f"G{number}" for number in range(25, 31)), "H31", *(f"P{number}" for number in range(36, 41))]
 
 
 def table() -> dict[str, list[str]]:
     """Returns the files of each attack, as the table has them."""
     found: dict[str, list[str]] = {}
     for line in (ROOT / "SECURITY.md").read_text().splitlines():
-        row = re.fullmatch(r"\| ((?:[SVGH]\d+(?:, )?)+) \| (.+) \| (.+) \|", line)
+        row = re.fullmatch(r"\| ((?:[SVGHP]\d+(?:, )?)+) \| (.+) \| (.+) \|", line)
         if row:
             for attack in row[1].split(", "):
                 found.setdefault(attack, []).extend(re.findall(r"\]\(([^)]+)\)", row[3]))

@@ -84,6 +84,23 @@ async def test_a_closed_stream_is_a_dead_harness(service: Service, kind: str) ->
         assert (error.code, error.reason) == ("NOT_FOUND", "CLAIM_UNKNOWN")
 
 
+async def test_the_log_says_why_a_harness_took_over(service: Service, kind: str) -> None:
+    """By the service's own word, not the harness's: the one before died, or gave the session back."""
+    session = await make(service, kind, message())
+    one = Harness(service, kind)
+    await one.offer()
+    await service.wake(session)
+    await one.close()
+    async with harness(service, kind) as other:
+        offer = await other.offer()
+        await service.wake(session)
+        await other.release(offer)
+        await other.offer()
+        await service.wake(session)
+    causes = [it.harness_woke.cause for it in await service.events(session) if it.HasField("harness_woke")]
+    assert causes == [ev.TAKEOVER_CAUSE_UNSPECIFIED, ev.TAKEOVER_CAUSE_LOST, ev.TAKEOVER_CAUSE_RETURNED]
+
+
 async def test_many_deaths_in_a_row(service: Service, kind: str) -> None:
     """However often harnesses come and go, the session is offered to the next one."""
     session = await make(service, kind, message())

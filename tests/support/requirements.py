@@ -1,7 +1,7 @@
 """The rule for what a machine lacks: a laptop skips the test and says why, CI fails it.
 
-A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`, `grpcurl`, `metrics`,
-`collector`, `e2e`, `compose`, `live`) on a test or module is enough: `tests/conftest.py`
+A marker (`nats`, `vault`, `docker`, `bwrap`, `peers`, `lfs`, `typescript`, `go`, `clients`, `grpcurl`, `faketime`,
+`metrics`, `collector`, `e2e`, `compose`, `live`) on a test or module is enough: `tests/conftest.py`
 asks `require` before each marked test. Each requirement is looked at once per run.
 """
 
@@ -61,6 +61,11 @@ def grpcurl() -> str | None:
     return shutil.which("grpcurl") or (str(built[-1]) if built else None)
 
 
+def faketime() -> Path | None:
+    """Finds the library that gives a process a clock of its own."""
+    return next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+
+
 def node() -> str | None:
     """Returns where node is: the machine's, or the one of `make peers`."""
     return shutil.which("node") or shutil.which("node", path=PEERS / "bin")
@@ -93,6 +98,10 @@ def lack_of(marker: str) -> str | None:
         case "grpcurl":
             there = grpcurl() is not None and shutil.which("jq") is not None
             return None if there else "grpcurl or jq is missing. Get them with: make grpcurl; apt-get install jq"
+        case "faketime":
+            return (
+                None if faketime() is not None else "libfaketime is missing. Get it with: apt-get install libfaketime"
+            )
         case "lfs":
             return None if shutil.which("git-lfs") else "git-lfs is missing. Get it with: apt-get install git-lfs"
         case "typescript":

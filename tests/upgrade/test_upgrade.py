@@ -59,7 +59,8 @@ def extra(old: frozenset[str], folder: Path, data: Path) -> dict[str, dict[str, 
     Services of 0.1.0 read the file of API keys by themselves; later ones ask the session service.
     """
     told: dict[str, dict[str, str]] = {name: {} for name in (*SERVICES, "migrate", "janitor")}
-    told["vault_proxy"]["HANDMESH_OUTBOUND_ALLOW"] = "127.0.0.1"
+    # Services are started beside each other, and tests beside this one: 15 s may be too few for a server to answer.
+    told["vault_proxy"] |= {"HANDMESH_OUTBOUND_ALLOW": "127.0.0.1", "HANDMESH_MCP_CONNECT_SECONDS": "60"}
     for name in old | ({"migrate", "janitor"} if "session" in old else set()):
         told[name] |= {"PYTHONPATH": str(folder), "HANDMESH_API_KEYS_FILE": str(MeshFiles(data).api_keys)}
     return told

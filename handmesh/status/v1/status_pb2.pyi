@@ -45,7 +45,7 @@ class GetStatusResponse(message.Message):
     STALLS_FIELD_NUMBER: builtins.int
     NOW_FIELD_NUMBER: builtins.int
     instance: builtins.str
-    """Which process: `host:pid`."""
+    """Which process: a word that no other process has, and that says nothing."""
     @builtins.property
     def serve_time(self) -> timestamp_pb2.Timestamp:
         """Since when it serves."""

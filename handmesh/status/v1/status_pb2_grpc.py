@@ -29,12 +29,9 @@ class StatusServiceStub:
     """Says how the process that answers has fared. Each of the four services serves
     it, beside `grpc.health.v1.Health`: that one says whether a service serves
     now, this one whether it did all the while. Who looks into a failure tells by
-    it whether a part was away or the way to it.
-
-    Common errors (reasons in `handmesh.error.v1.ErrorReason`):
-
-    * `UNAUTHENTICATED`, `PERMISSION_DENIED`: who asks (`IDENTITY_UNKNOWN`,
-    `METHOD_DENIED`).
+    it whether a part was away or the way to it. Like health it answers everybody,
+    for who asks cannot be checked while the session service is away, and tells
+    nothing of anybody.
     """
 
     def __init__(self, channel):
@@ -54,12 +51,9 @@ class StatusServiceServicer:
     """Says how the process that answers has fared. Each of the four services serves
     it, beside `grpc.health.v1.Health`: that one says whether a service serves
     now, this one whether it did all the while. Who looks into a failure tells by
-    it whether a part was away or the way to it.
-
-    Common errors (reasons in `handmesh.error.v1.ErrorReason`):
-
-    * `UNAUTHENTICATED`, `PERMISSION_DENIED`: who asks (`IDENTITY_UNKNOWN`,
-    `METHOD_DENIED`).
+    it whether a part was away or the way to it. Like health it answers everybody,
+    for who asks cannot be checked while the session service is away, and tells
+    nothing of anybody.
     """
 
     def GetStatus(self, request, context):
@@ -90,12 +84,9 @@ class StatusService:
     """Says how the process that answers has fared. Each of the four services serves
     it, beside `grpc.health.v1.Health`: that one says whether a service serves
     now, this one whether it did all the while. Who looks into a failure tells by
-    it whether a part was away or the way to it.
-
-    Common errors (reasons in `handmesh.error.v1.ErrorReason`):
-
-    * `UNAUTHENTICATED`, `PERMISSION_DENIED`: who asks (`IDENTITY_UNKNOWN`,
-    `METHOD_DENIED`).
+    it whether a part was away or the way to it. Like health it answers everybody,
+    for who asks cannot be checked while the session service is away, and tells
+    nothing of anybody.
     """
 
     @staticmethod

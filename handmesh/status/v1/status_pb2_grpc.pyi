@@ -30,12 +30,9 @@ class StatusServiceStub:
     """Says how the process that answers has fared. Each of the four services serves
     it, beside `grpc.health.v1.Health`: that one says whether a service serves
     now, this one whether it did all the while. Who looks into a failure tells by
-    it whether a part was away or the way to it.
-
-    Common errors (reasons in `handmesh.error.v1.ErrorReason`):
-
-    * `UNAUTHENTICATED`, `PERMISSION_DENIED`: who asks (`IDENTITY_UNKNOWN`,
-      `METHOD_DENIED`).
+    it whether a part was away or the way to it. Like health it answers everybody,
+    for who asks cannot be checked while the session service is away, and tells
+    nothing of anybody.
     """
 
     @_typing.overload
@@ -52,12 +49,9 @@ class StatusServiceAsyncStub(StatusServiceStub):
     """Says how the process that answers has fared. Each of the four services serves
     it, beside `grpc.health.v1.Health`: that one says whether a service serves
     now, this one whether it did all the while. Who looks into a failure tells by
-    it whether a part was away or the way to it.
-
-    Common errors (reasons in `handmesh.error.v1.ErrorReason`):
-
-    * `UNAUTHENTICATED`, `PERMISSION_DENIED`: who asks (`IDENTITY_UNKNOWN`,
-      `METHOD_DENIED`).
+    it whether a part was away or the way to it. Like health it answers everybody,
+    for who asks cannot be checked while the session service is away, and tells
+    nothing of anybody.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -70,12 +64,9 @@ class StatusServiceServicer(metaclass=_abc_1.ABCMeta):
     """Says how the process that answers has fared. Each of the four services serves
     it, beside `grpc.health.v1.Health`: that one says whether a service serves
     now, this one whether it did all the while. Who looks into a failure tells by
-    it whether a part was away or the way to it.
-
-    Common errors (reasons in `handmesh.error.v1.ErrorReason`):
-
-    * `UNAUTHENTICATED`, `PERMISSION_DENIED`: who asks (`IDENTITY_UNKNOWN`,
-      `METHOD_DENIED`).
+    it whether a part was away or the way to it. Like health it answers everybody,
+    for who asks cannot be checked while the session service is away, and tells
+    nothing of anybody.
     """
 
     @_abc_1.abstractmethod

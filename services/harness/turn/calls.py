@@ -25,6 +25,7 @@ from services.harness.turn.ahead import with_what_follows
 from services.harness.turn.core import LookUpTools, RunCall
 from services.harness.turn.log_views import LogViews
 from services.harness.turn.offers import offered, reading
+from services.harness.turn.outage import Outage
 from services.harness.turn.output import Follow, show
 from services.harness.turn.policies import route_of, routes_of
 from services.harness.turn.state import Call, State
@@ -34,7 +35,6 @@ from services.kit import failpoints
 from services.kit.errors import Conflict, Denied, Gone, Invalid, Refused, ServiceError, Unavailable
 
 CANCEL_SECONDS = 5.0  # how long a cancelled call may take to say what it had said
-TRY_AGAIN_SECONDS = 30.0  # how long a call that has been sent is asked for again while its hand is away
 PAUSE_SECONDS = 0.25
 COMING_SECONDS = 5.0  # within which the log says that a standing hand was attached
 _SERVICES = {"hand": SANDBOX, "vault_proxy": VAULT_PROXY, "session": SESSION}
@@ -158,13 +158,14 @@ class Calls:
     async def _made(self, hand: str, spec: bytes, generation: int) -> Sandbox:
         """Asks for a sandbox: again while the sandbox service is away, which finds by the request what it has begun."""
         session_id, under = self._journal.log.session_id, self._journal.standing
-        deadline = self._ports.now() + TRY_AGAIN_SECONDS
+        outage = Outage(self._ports.now)
         while True:
+            outage.ask()
             try:
                 made = await self._ports.hands.provision(session_id, hand, spec, generation, under)
             except Unavailable as problem:
                 self._journal.condition.failed(SANDBOX, problem)
-                if problem.reason not in _AWAY or self._ports.now() >= deadline:
+                if problem.reason not in _AWAY or outage.too_long():
                     raise
             else:
                 self._journal.condition.passed(SANDBOX)
@@ -217,9 +218,10 @@ class Calls:
 
     async def _of_mesh(self, run: RunCall) -> ToolResult:
         """Runs a tool of the mesh's own, again while what it needs is away: that changes nothing that was done."""
-        journal, deadline = self._journal, self._ports.now() + TRY_AGAIN_SECONDS
+        journal, outage = self._journal, Outage(self._ports.now)
         since = run.started.time if run.started is not None else self._ports.now()
         while True:
+            outage.ask()
             try:
                 config, standing = self._state().config, journal.standing
                 return await self._mesh.execute(run.call, journal.log, config, standing, since, may_rest=True)
@@ -227,7 +229,7 @@ class Calls:
                 raise  # fenced: the journal will say so
             except Unavailable as problem:
                 journal.condition.failed(SESSION, problem)
-                if self._ports.now() >= deadline:
+                if outage.too_long():
                     return await self._lost(run, problem)
             except ServiceError as problem:
                 return await self._lost(run, problem)
@@ -239,8 +241,9 @@ class Calls:
         return lambda offset: self._ports.servers.follow(self._journal.grant, run.call.id, offset)
 
     async def _execute(self, run: RunCall) -> ToolResult:
-        deadline = self._ports.now() + TRY_AGAIN_SECONDS
+        outage = Outage(self._ports.now)
         while True:
+            outage.ask()
             try:
                 result = await self._send(run)
                 self._journal.condition.passed(SANDBOX if run.sandbox_id else VAULT_PROXY)
@@ -261,7 +264,7 @@ class Calls:
             except Unavailable as problem:
                 self._journal.condition.failed(SANDBOX if run.sandbox_id else VAULT_PROXY, problem)
                 # A hand keeps a call by its id, so it is asked again; a server's call may have run: it is not.
-                if run.sandbox_id and self._ports.now() < deadline:
+                if run.sandbox_id and not outage.too_long():
                     await asyncio.sleep(PAUSE_SECONDS)
                     continue
                 return await self._lost(run, problem)

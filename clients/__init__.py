@@ -1,0 +1,1 @@
+"""Clients and peers in other languages. Python reads this folder for `clients.conformance` alone."""
