@@ -54,6 +54,8 @@ async def gather(client: Client, session_id: str, known: Sequence[Event] = ()) -
     found, rooms, read = session.result()[1], served.result(), reading.result()
     statuses = {name: it.result() for name, it in status_of.items()}
     now, offsets = _clocks(statuses)
+    processes = _processes(statuses, offsets)
+    probes = {name: _alive(name, probe) if name in processes else probe for name, probe in probes.items()}
     return Evidence(
         session_id=session_id,
         now=now,
@@ -61,7 +63,7 @@ async def gather(client: Client, session_id: str, known: Sequence[Event] = ()) -
         status=named(session_pb2.SessionStatus, found.status, "SESSION_STATUS_") if found else "",
         harness_type=(found.config.harness or "messages") if found else "",
         probes=probes,
-        processes=_processes(statuses, offsets),
+        processes=processes,
         harness=_harness(runs.result()[1], session_id, types.result(), offsets.get("harness", 0.0)),
         served=None if rooms is None else {it.name: it.room for it in rooms},
     )
@@ -74,6 +76,16 @@ async def _probed(call: Awaitable[T], link: Link) -> tuple[Probe, T | None]:
         if problem.reason not in _UNANSWERED:
             return Probe(True, problem.reason), None
         return Probe(False, problem.reason, silent=await listens(link.address)), None
+
+
+def _alive(name: str, probe: Probe) -> Probe:
+    """Says what it means that a process tells of itself, and does not answer else: what it needs does not answer it.
+
+    The session service needs its store; the others need the session service, to know who asks.
+    """
+    if probe.answered:
+        return probe
+    return Probe(True, "LOG_UNAVAILABLE" if name == "session" else "SESSION_UNAVAILABLE")
 
 
 async def _said(call: Awaitable[T]) -> T | None:

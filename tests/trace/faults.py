@@ -31,7 +31,7 @@ def _found(part: str) -> Callable[[Diagnosis], bool]:
     return lambda seen: seen.verdict.part == part
 
 
-async def _over(ground: Ground, session: Session, within: float = 20.0) -> Diagnosis:
+async def _over(ground: Ground, session: Session, within: float = 40.0) -> Diagnosis:
     async with asyncio.timeout(within):
         await ground.logged(session, "turn_ended")
     return await ground.diagnosis(session)
@@ -67,13 +67,13 @@ async def sandbox_killed(ground: Ground) -> Diagnosis:
     """A sandbox's processes are killed under a running tool."""
     session = await ground.session("fault killed")
     await ground.logged(session, "tool_started")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while True:
             try:
-                kill_sandbox_of("314.15")
+                await asyncio.to_thread(kill_sandbox_of, "314.15")
                 break
             except AssertionError:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.2)
     return await _over(ground, session)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Ground:
     client: Client
     shop: Shop
     links: dict[tuple[str, str], CutLink]
+    relays: asyncio.AbstractEventLoop
     vault_id: str
     wrong_vault_id: str
 
@@ -66,7 +68,7 @@ class Ground:
     async def diagnosis(self, session: Session, turn: int = 0) -> Diagnosis:
         """Asks what is wrong, and proves that no form of the answer shows what somebody wrote."""
         seen = diagnosed(await gather(self.client, session.id), turn)
-        await asyncio.to_thread(check_clean, seen)  # not here: the links' relays run in this loop
+        await asyncio.to_thread(check_clean, seen)
         return seen
 
     async def until(self, session: Session, wanted: Callable[[Diagnosis], bool]) -> Diagnosis:
@@ -136,11 +138,11 @@ class Ground:
     async def cut(self, caller: str, callee: str) -> AsyncIterator[None]:
         """Cuts a link, and mends it."""
         link = self.links[caller, callee]
-        link.cut()
+        self.relays.call_soon_threadsafe(link.cut)
         try:
             yield
         finally:
-            link.mend()
+            self.relays.call_soon_threadsafe(link.mend)
 
 
 def forms(seen: Diagnosis) -> dict[str, str]:
@@ -168,7 +170,9 @@ async def ground(directory: Path) -> AsyncIterator[Ground]:
     ports = Ports.free()
     pairs = [("harness", "session"), ("harness", "sandbox"), ("harness", "vault_proxy"), ("sandbox", "session")]
     async with contextlib.AsyncExitStack() as stack:
-        links = {pair: await stack.enter_async_context(cut_link(getattr(ports, f"{pair[1]}_mesh"))) for pair in pairs}
+        links, loop = await stack.enter_async_context(
+            relays({pair: getattr(ports, f"{pair[1]}_mesh") for pair in pairs})
+        )
         extra: dict[str, dict[str, str]] = {"vault_proxy": {"HANDMESH_OUTBOUND_ALLOW": HOST}}
         for (caller, callee), link in links.items():
             address = f"HANDMESH_{callee.upper()}_ADDRESS"
@@ -187,9 +191,31 @@ async def ground(directory: Path) -> AsyncIterator[Ground]:
         mesh = await stack.enter_async_context(await Mesh.start(settings))
         client = await stack.enter_async_context(connect(data_directory=settings.data_directory))
         vaults = [await _vault(client, server, value) for value in (server.token, "wrong")]
-        yield Ground(mesh, client, server, links, *vaults)
+        yield Ground(mesh, client, server, links, loop, *vaults)
         for sandbox in await client.sandboxes():
             await client.release(sandbox.sandbox_id)  # hands outlive their mesh
+
+
+@asynccontextmanager
+async def relays(
+    targets: dict[tuple[str, str], int],
+) -> AsyncIterator[tuple[dict[tuple[str, str], CutLink], asyncio.AbstractEventLoop]]:
+    """Carries links in a thread of their own: what a test does for long must not look like a silent network."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="relays", daemon=True)
+    thread.start()
+    stack = contextlib.AsyncExitStack()
+
+    async def opened() -> dict[tuple[str, str], CutLink]:
+        return {pair: await stack.enter_async_context(cut_link(port)) for pair, port in targets.items()}
+
+    try:
+        yield await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(opened(), loop)), loop
+    finally:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(stack.aclose(), loop))
+        loop.call_soon_threadsafe(loop.stop)
+        await asyncio.to_thread(thread.join)
+        loop.close()
 
 
 async def _vault(client: Client, server: Shop, token: str) -> str:
