@@ -50,7 +50,7 @@ def sessions(
     as_json: Json = False,
     data_directory: DataDirectory = None,
 ) -> None:
-    """Lists the sessions, newest first."""
+    """Lists the sessions, newest first. What is wrong with one of them: handmesh trace ID."""
 
     async def body() -> int:
         from handmesh.cli.arguments import labels_of, statuses_of

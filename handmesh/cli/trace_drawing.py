@@ -133,15 +133,13 @@ def _span(span: Span, scale: Scale, label: int, now: float, strokes: Strokes) ->
 
 def _mark(mark: Mark, scale: Scale, label: int, strokes: Strokes) -> Text:
     colour = "red" if mark.fault else "yellow" if mark.kind in ("woke", "interrupt") else "dim"
-    room = label + scale.columns
     line = Text(f"{mark.position:>{POSITION_WIDTH - 2}}  ", style="bold")
-    at = label + scale.column(mark.time)
-    text = mark.label
-    if len(text) + 2 <= room - at or at <= label:
-        line.append(" " * at + strokes.mark + " ", style=colour)
-        line.append(text[: max(10, room - at + LENGTH_WIDTH + END_WIDTH)], style=colour)
+    at, text = label + scale.column(mark.time), mark.label
+    if len(text) < at:  # before its dot, as with bars, or else behind it
+        line.append(f"{text:<{at}}{strokes.mark}", style=colour)
     else:
-        line.append(f"{text[: at - 1]:>{at - 1}} {strokes.mark}", style=colour)
+        rest = label + scale.columns + LENGTH_WIDTH + END_WIDTH - at - 2
+        line.append(f"{'':{at}}{strokes.mark} {text[: max(10, rest)]}", style=colour)
     return line
 
 
@@ -205,6 +203,7 @@ SVG_FORMAT = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: monospace; font-size: {char_height}px; line-height: {line_height}px; }}
+.{unique_id}-title {{ font-family: sans-serif; font-size: 18px; font-weight: bold; }}
 {styles}
 </style>
 <defs><clipPath id="{unique_id}-clip-terminal">

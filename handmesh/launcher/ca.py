@@ -44,7 +44,7 @@ def ensure_certificates(
     services: Iterable[str],
     now: datetime.datetime,
     hosts: Mapping[str, Sequence[str]] | None = None,
-    settle: Callable[[], None] = lambda: None,
+    settle: Callable[[], object] = lambda: None,
 ) -> None:
     """Makes below `tls` what is missing, expires soon at `now` (aware), or was signed by another authority.
 

@@ -69,9 +69,10 @@ class Recorder(Protocol):
     """Makes spans and sends them away in the background. What cannot be sent is dropped; nobody waits or fails."""
 
     def begin(
-        self, name: str, kind: str, parent: str, attributes: Attributes, *, outside: bool
+        self, name: str, kind: str, parent: str, attributes: Attributes, *, outside: bool, since: int = 0
     ) -> tuple[Recording, str]:
-        """Begins a span and returns it with its traceparent. `outside` is a parent that a client has sent."""
+        """Begins a span and returns it with its traceparent. `outside` is a parent that a client has sent; `since`
+        when it began (Unix time, nanoseconds), if not now."""
 
     def failed(self, recording: Recording) -> None:
         """Marks a span as failed. Without a word: messages may hold what nobody is to read."""
@@ -150,9 +151,10 @@ class Live(Span):
         attributes: Attributes,
         *,
         outside: bool = False,
+        since: int = 0,
     ) -> None:
         self._recorder = recorder
-        self._recording, self.traceparent = recorder.begin(name, kind, parent, attributes, outside=outside)
+        self._recording, self.traceparent = recorder.begin(name, kind, parent, attributes, outside=outside, since=since)
         self._token: contextvars.Token[str] | None = None
         self._failed = False
 

@@ -1,4 +1,4 @@
-"""Traces over gRPC: a caller's `traceparent` comes with its call, and every unary call is a span on both sides.
+"""Traces over gRPC: a caller's `traceparent` comes with its call, and a unary call is a span on both sides.
 
 Streams have no spans of their own, since they end with their caller and not with their work; but what they do belongs
 to whatever their caller does.
@@ -6,6 +6,7 @@ to whatever their caller does.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -30,6 +31,8 @@ _KEYS = {
 # Of a server's span: the others say that the caller was at fault.
 _OURS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
 _TRACED = MESH | CLIENTS
+# Half of all calls: a span on one side says enough, as long as they go well.
+_MANY = frozenset(f"/handmesh.session.v1.SessionService/{each}" for each in ("EmitEvents", "CheckGrant"))
 _fields: dict[str, tuple[tuple[str, str], ...]] = {}
 
 
@@ -127,6 +130,10 @@ def _call(multicallable: Any, method: str, request: Any, *, metadata: Any = None
     recorder = tracing.recorder()
     if recorder is None:
         return multicallable(request, metadata=_with(metadata, parent), **rest)
+    if method in _MANY:
+        call = multicallable(request, metadata=_with(metadata, parent), **rest)
+        call.add_done_callback(partial(_heard, recorder, method, parent, request, time.time_ns()))
+        return call
     span = Live(recorder, method[1:], CLIENT, parent, _about(method, request))
     call = multicallable(request, metadata=_with(metadata, span.traceparent), **rest)
     call.add_done_callback(partial(_ended, span))
@@ -143,13 +150,24 @@ def _with(metadata: Any, traceparent: str) -> tuple[tuple[str, str | bytes], ...
 
 
 def _ended(span: Live, call: Any) -> None:
+    code = _code(call)
+    span.set({"rpc.response.status_code": code})
+    if code == "CANCELLED":
+        span.set({"handmesh.cancelled": True})
+    elif code != "OK":
+        span.fail(code)
+    span.end()
+
+
+def _heard(recorder: tracing.Recorder, method: str, parent: str, request: Any, since: int, call: Any) -> None:
+    """Makes a span of a call only if it went wrong: else who answered it has one."""
+    if _code(call) != "OK":
+        _ended(Live(recorder, method[1:], CLIENT, parent, _about(method, request), since=since), call)
+
+
+def _code(call: Any) -> str:
     try:
         call.code().send(None)  # the call has ended: it says so at once
     except StopIteration as said:
-        code = said.value.name
-        span.set({"rpc.response.status_code": code})
-        if code == "CANCELLED":
-            span.set({"handmesh.cancelled": True})
-        elif code != "OK":
-            span.fail(code)
-    span.end()
+        return str(said.value.name)
+    return "UNKNOWN"

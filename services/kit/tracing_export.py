@@ -79,10 +79,12 @@ class SdkRecorder:
         self._tracer = self._provider.get_tracer("handmesh")
 
     def begin(
-        self, name: str, kind: str, parent: str, attributes: Attributes, *, outside: bool
+        self, name: str, kind: str, parent: str, attributes: Attributes, *, outside: bool, since: int = 0
     ) -> tuple[Recording, str]:
         """Begins a span (see `Recorder.begin`)."""
-        span = self._tracer.start_span(name, _context(parent, outside), _KINDS[kind], attributes)
+        span = self._tracer.start_span(
+            name, _context(parent, outside), _KINDS[kind], attributes, start_time=since or None
+        )
         its = span.get_span_context()
         return span, f"00-{its.trace_id:032x}-{its.span_id:016x}-{its.trace_flags:02x}"
 

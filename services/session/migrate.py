@@ -82,8 +82,9 @@ async def _migrate(
     schema = [change for change in seen if change.config["name"] == SCHEMA]
     changes, left = await _plan(operator, replicas, audit_days, steps)  # whoever had the turn before may have done it
     made = [change.said for change in (*schema, *changes) if change.verb == "CREATE"]
-    if made and len(made) < len(wanted()) and made != [f"made {SCHEMA}"]:
-        _journal.warning("streams were missing and are made again", streams=made)
+    missing = [said for said in made if not left or said.startswith("made LOG-")]  # a new version has new streams
+    if missing and len(made) < len(wanted()):
+        _journal.warning("streams were missing and are made again", streams=missing)
     await asyncio.gather(*(_change(operator, change) for change in changes))
     for step in left:
         told, _ = await operator.entry(SCHEMA, _key(step))

@@ -80,11 +80,7 @@ class Mesh:
         given = self.directory / "client"
 
         def at(service: str) -> str:
-            replicas = [
-                self.ports[name]
-                for name in ((service,) if service == "sandbox" else (service, f"{service}-2"))
-                if name in self.ports
-            ]
+            replicas = [self.ports[name] for name in (service, f"{service}-2") if name in self.ports]
             return ",".join(f"127.0.0.1:{port}" for port in replicas)
 
         addresses = Addresses(*map(at, SERVICES))

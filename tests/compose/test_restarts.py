@@ -18,11 +18,11 @@ from tests.compose.ground import Mesh, local_images, up
 from tests.compose.work import SCRIPT, SERVER, Worker, more, workers
 from tests.drills.size import size
 
-pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.compose, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
 SESSIONS = size(3, 50)
 TOKEN = new_token()
-ORDER = ("session", "vault-proxy", "harness")
+ORDER = ("session", "vault-proxy", "sandbox", "harness")
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

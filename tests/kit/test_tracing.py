@@ -52,7 +52,7 @@ class Keeping:
         self.spans: list[Kept] = []
 
     def begin(
-        self, name: str, kind: str, parent: str, attributes: Attributes, *, outside: bool
+        self, name: str, kind: str, parent: str, attributes: Attributes, *, outside: bool, since: int = 0
     ) -> tuple[Recording, str]:
         self.spans.append(Kept(name, kind, parent, attributes, outside))
         return self.spans[-1], f"00-{parent[3:35] or TRACE}-{len(self.spans):016x}-01"
@@ -92,6 +92,11 @@ class Servicer(SessionServiceServicer):
 
     async def ReleaseWork(self, request: pb.ReleaseWorkRequest, context: object) -> pb.ReleaseWorkResponse:
         raise Gone("CLAIM_UNKNOWN", CANARY)
+
+    async def EmitEvents(self, request: pb.EmitEventsRequest, context: object) -> pb.EmitEventsResponse:
+        if request.epoch:
+            raise Conflict("EPOCH_STALE", CANARY)
+        return pb.EmitEventsResponse()
 
     async def GetSession(self, request: pb.GetSessionRequest, context: object) -> pb.GetSessionResponse:
         raise RuntimeError(CANARY)
@@ -140,6 +145,18 @@ async def test_a_call_is_a_span_on_both_sides(server: Served, kept: list[Kept]) 
     assert call.attributes == answered.attributes == attributes
     assert answer.harness == f"{ID} 00-{TRACE}-{3:016x}-01"
     assert all(span.ended and not span.failed and not span.outside for span in kept)
+
+
+async def test_appends_are_a_span_where_they_are_answered(server: Served, kept: list[Kept]) -> None:
+    """What is half of all calls is one span while it goes well, and two when it does not."""
+    async with server.as_service("harness") as channel:
+        stub = SessionServiceStub(channel)
+        tracing.continue_from(PARENT)
+        await stub.EmitEvents(pb.EmitEventsRequest(session_id=ID))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stub.EmitEvents(pb.EmitEventsRequest(session_id=ID, epoch=3))
+    told = [(span.kind, span.parent, span.failed, span.ended) for span in kept]
+    assert told == [("SERVER", PARENT, False, True), ("SERVER", PARENT, False, True), ("CLIENT", PARENT, True, True)]
 
 
 async def test_failures_are_codes_and_reasons_without_a_word(server: Served, kept: list[Kept]) -> None:

@@ -167,7 +167,7 @@ AIMED: dict[str, list[Make]] = {
 LISTS = {"ListSessions", "ListSandboxes", "ListVaults", "ListMemoryStores", "ListHandTokens", "ListApiKeys", "ListRuns"}
 LISTS |= {"ListAuditEntries"}
 # What names nothing that is a tenant's.
-NOBODYS = {"ListServedTypes", "ListHarnessTypes", "ListEnvironments", "GetStatus", "Drain", "ImportSession"}
+NOBODYS = {"ListServedTypes", "ListHarnessTypes", "ListEnvironments", "Drain", "ImportSession"}
 NOBODYS |= {"CreateMemoryStore", "CreateVault", "CreateHandToken", "CreateApiKey"}
 # What is asked with a session's grant.
 GRANTED: dict[str, Make] = {

@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent
 CANARY = "canary7f3a9c"
 """In every field that a person or a model fills; some of the script's are in capitals."""
 LOOK_SECONDS = 0.05
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 40.0
 
 
 @dataclass

@@ -2,6 +2,8 @@
 
 A tool that fails is a value for the model. When a hand fails, the model is told so in our own words, and the log has
 an `ErrorRaised` that says which part it was.
+
+A little longer than a module should be: what is counted and traced of a call is said where it is made.
 """
 
 from __future__ import annotations
