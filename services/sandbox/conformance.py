@@ -802,6 +802,14 @@ async def check_66_a_service_with_many_descriptors_makes_sandboxes(stand: Stand)
             os.close(number)
 
 
+async def check_67_those_who_release_at_once_wait_for_each_other(stand: Stand) -> None:
+    """A sandbox that is full is removed once: each who wants it gone hears when it is, and none of a fault."""
+    sandbox = await stand.id()
+    await stand.bash(sandbox, "mkdir -p d/{1..40}/{1..40}; for d in d/*/*; do echo > $d/f; done; echo made")
+    await asyncio.gather(*(stand.hand.release(sandbox) for _ in range(8)))
+    assert await stand.hand.find(sandbox) is None
+
+
 def _token() -> str:
     """Returns a number of seconds, longer than any test, that nobody else sleeps."""
     return f"9{time.time_ns()}"

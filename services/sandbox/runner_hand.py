@@ -59,6 +59,7 @@ class RunnerHand(RunnerFiles, RunnerDoors):
         self._runners = Runners()
         self._known: dict[str, Record] = {}  # finished ones, to save reading the disk at each call
         self._unfinished: set[str] = set()  # sandboxes that are being made here: not to be tidied away
+        self._removing: dict[str, asyncio.Task[None]] = {}
         self._leaving: set[str] = set()  # sandboxes that are being destroyed here: nobody finds them any more
         self._making: dict[str, asyncio.Task[SandboxInfo]] = {}  # by request id; whoever asks again waits with it
 
@@ -304,11 +305,19 @@ class RunnerHand(RunnerFiles, RunnerDoors):
 
     async def close(self) -> None:
         """See `Hand.close`."""
-        await asyncio.gather(*self._making.values(), return_exceptions=True)
+        await asyncio.gather(*self._making.values(), *self._removing.values(), return_exceptions=True)
         self._runners.close()
         await self._place.close()
 
     async def _remove(self, record: Record) -> None:
+        """Removes a sandbox, once for all who want it gone."""
+        removing = self._removing.get(record.sandbox_id)
+        if removing is None:
+            removing = self._removing[record.sandbox_id] = asyncio.create_task(self._destroy(record))
+            removing.add_done_callback(lambda _: self._removing.pop(record.sandbox_id))
+        await asyncio.shield(removing)
+
+    async def _destroy(self, record: Record) -> None:
         self._known.pop(record.sandbox_id, None)
         self._runners.forget(record.door / SOCKET)
         self._leaving.add(record.sandbox_id)
