@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from handmesh.client.errors import HandmeshError, raised
-from handmesh.client.health import listens
 from handmesh.diagnosis.evidence import SERVICES, Evidence, HarnessSeen, Hindrance, Probe, Process, RunSeen
+from handmesh.diagnosis.replicas import answered, any_listens, asked, of_session, together
 from handmesh.diagnosis.timeline import at, named
 from handmesh.harness.v1 import harness_pb2
+from handmesh.harness.v1.harness_pb2_grpc import HarnessServiceStub
 from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.session.v1 import session_pb2
 from handmesh.session.v1.event_pb2 import Event
@@ -41,10 +42,10 @@ async def gather(client: Client, session_id: str, known: Sequence[Event] = ()) -
     """
     async with asyncio.TaskGroup() as asking:
         session = asking.create_task(_probed(_session(client, session_id), client.session_link))
-        runs = asking.create_task(_probed(_runs(client), client.harness_link))
+        runs = asking.create_task(_probed(_runs(client, session_id), client.harness_link))
         sandboxes = asking.create_task(_probed(_sandboxes(client, session_id), client.sandbox_link))
         vaults = asking.create_task(_probed(_vaults(client), client.vault_proxy_link))
-        status_of = {name: asking.create_task(_said(_status(getattr(client, f"{name}_link")))) for name in SERVICES}
+        status_of = {name: asking.create_task(asked(getattr(client, f"{name}_link"), _status)) for name in SERVICES}
         reading = asking.create_task(_read_while(session, _read(client, session_id, known)))
         served = asking.create_task(_said(client.served_types()))
         types = asking.create_task(_said(client.harness_types()))
@@ -75,7 +76,7 @@ async def _probed(call: Awaitable[T], link: Link) -> tuple[Probe, T | None]:
     except HandmeshError as problem:
         if problem.reason not in _UNANSWERED:
             return Probe(True, problem.reason), None
-        return Probe(False, problem.reason, silent=await listens(link.address)), None
+        return Probe(False, problem.reason, silent=await any_listens(link)), None
 
 
 def _alive(name: str, probe: Probe) -> Probe:
@@ -117,9 +118,12 @@ async def _session(client: Client, session_id: str) -> session_pb2.Session:
     return answer.session
 
 
-async def _runs(client: Client) -> harness_pb2.ListRunsResponse:
-    request = harness_pb2.ListRunsRequest()
-    return await client.harness_link.call(client.harness_stub.ListRuns, request, ANSWER_SECONDS)
+async def _runs(client: Client, session_id: str) -> harness_pb2.ListRunsResponse:
+    def ask(link: Link) -> Awaitable[harness_pb2.ListRunsResponse]:
+        stub: Any = HarnessServiceStub(link.channel)
+        return link.call(stub.ListRuns, harness_pb2.ListRunsRequest(), ANSWER_SECONDS)
+
+    return of_session(await asked(client.harness_link, ask), session_id)
 
 
 async def _sandboxes(client: Client, session_id: str) -> sandbox_pb2.ListSandboxesResponse:
@@ -135,7 +139,7 @@ async def _vaults(client: Client) -> vault_proxy_pb2.ListVaultsResponse:
     return await client.vault_proxy_link.call(stub.ListVaults, request, ANSWER_SECONDS)
 
 
-async def _status(link: Link) -> tuple[status_pb2.GetStatusResponse, float]:
+async def _status(link: Link) -> Said:
     """Asks as nobody: who asks cannot be checked while the session service is away."""
     stub: Any = StatusServiceStub(link.channel)
     try:
@@ -152,29 +156,36 @@ async def _read(client: Client, session_id: str, known: Sequence[Event]) -> tupl
     return tuple(found)
 
 
-Statuses = Mapping[str, tuple[status_pb2.GetStatusResponse, float] | None]
+Said = tuple[status_pb2.GetStatusResponse, float]
+Statuses = Mapping[str, Sequence[Said | HandmeshError]]
 
 
 def _clocks(statuses: Statuses) -> tuple[float, dict[str, float]]:
     """Returns the session service's time, and how far each service's clock is behind it, as far as they say."""
-    ahead = {name: at(it[0].now) - it[1] for name, it in statuses.items() if it is not None}
+    ahead = {name: at(said[0][0].now) - said[0][1] for name, it in statuses.items() if (said := answered(it))}
     mine = ahead.get("session", 0.0)
     return time.time() + mine, {name: mine - each for name, each in ahead.items()}
 
 
 def _processes(statuses: Statuses, offsets: Mapping[str, float]) -> dict[str, Process]:
-    """Returns what processes say of themselves. Behind one proxy one of them may have answered for all: then none."""
-    told = {name: it[0] for name, it in statuses.items() if it is not None}
-    if len({it.instance for it in told.values()}) < len(told):
+    """Returns what processes say of themselves. Behind one proxy one of them may have answered for all: then none.
+
+    A service of which a replica says nothing is left out: it may be the one that was needed.
+    """
+    told = {name: [it for it, _ in answered(said)] for name, said in statuses.items()}
+    instances = [it.instance for each in told.values() for it in each]
+    if len(set(instances)) < len(instances):
         return {}
     return {
-        name: Process(
-            it.instance,
-            at(it.serve_time) + offsets[name],
-            tuple((at(each.begin_time) + offsets[name], at(each.end_time) + offsets[name]) for each in it.stalls),
-        )
-        for name, it in told.items()
+        name: together([_process(it, offsets[name]) for it in each])
+        for name, each in told.items()
+        if each and len(each) == len(statuses[name])
     }
+
+
+def _process(said: status_pb2.GetStatusResponse, offset: float) -> Process:
+    stalls = ((at(each.begin_time) + offset, at(each.end_time) + offset) for each in said.stalls)
+    return Process(said.instance, at(said.serve_time) + offset, tuple(stalls))
 
 
 def _harness(

@@ -8,8 +8,9 @@ exception's text, secrets and all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar, cast
 
 import grpc
@@ -21,6 +22,7 @@ from google.rpc.status_pb2 import Status
 from services.kit import identity, ids, tracing_calls
 from services.kit.callers import Callers
 from services.kit.errors import Broken, Invalid, ServiceError, Unimplemented
+from services.kit.ids_in_messages import check_ids
 from services.kit.limits import Limits, Shares
 from services.kit.logs import Log
 from services.kit.overdue import Overdue, OverdueError
@@ -33,7 +35,6 @@ _SHOWN = frozenset({_AUTHORIZATION, identity.TENANT_KEY, identity.SESSION_KEY, i
 _ANYONE = identity.Caller("anyone")
 _FOREIGN = frozenset({"client", "hand"})  # callers that are not the mesh's own
 _log = Log("services.kit.guard")
-_id_fields: dict[str, tuple[tuple[str, bool], ...]] = {}
 
 M = TypeVar("M", bound=Message)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -68,6 +69,8 @@ class Guard(grpc.aio.ServerInterceptor):
         shares, overdue, callers = self._shares, self._overdue, self._callers
 
         def admit(caller: identity.Caller, shown: Mapping[str, str], request: Any) -> None:
+            if identity.FORWARDED_KEY in shown:
+                caller = replace(caller, handed_on=True)
             shares.count(caller)
             identity.authorize(caller, method)
             identity.enter(caller)
@@ -128,10 +131,12 @@ class Guard(grpc.aio.ServerInterceptor):
             response_serializer=_serializer(handler.response_serializer),
         )
 
-    def _known(self, context: Context, shown: Mapping[str, str]) -> tuple[identity.Caller | None, str]:
+    def _known(self, context: Context, shown: dict[str, str]) -> tuple[identity.Caller | None, str]:
         """Tells who calls, and by which credential. None is somebody who has to be asked for."""
         service = identity.certified(self._peers, context.auth_context())
-        service = identity.speaking(service, shown.get(identity.FORWARDED_KEY), self._forwards)
+        if service is None or service.kind != self._forwards:
+            shown.pop(identity.FORWARDED_KEY, None)  # it is a replica's word alone
+        service = identity.speaking(service, shown.get(identity.FORWARDED_KEY))
         if service is not None:
             return identity.acting(service, shown.get(identity.TENANT_KEY), shown.get(identity.SESSION_KEY)), ""
         authorization = shown.get(_AUTHORIZATION)
@@ -195,7 +200,7 @@ def handler_of(handler: Any) -> Callable[[Any, Context], Any]:
     return found
 
 
-def _shown(context: Context) -> Mapping[str, str]:
+def _shown(context: Context) -> dict[str, str]:
     """Returns what a call shows of itself in its metadata. The first of several counts.
 
     Raises Unauthenticated for two authorizations: it could not be said which of them is meant.
@@ -239,35 +244,6 @@ async def _checked(requests: AsyncIterator[Message], shares: Shares, caller: ide
             yield request
         finally:
             shares.give(caller, taken)
-
-
-def check_ids(message: Message, *, first: bool = True) -> None:
-    """Raises Invalid for the first id in the message's own fields that has not the form of ids.
-
-    A minted id must be there unless its field is `optional`; a chosen id may be left out. In a stream of requests the
-    `first` names what it is about, and the others may leave it out.
-    """
-    for name, required in _fields_with_ids(message.DESCRIPTOR):
-        value = getattr(message, name)
-        if isinstance(value, str):
-            if value or (first and required and name in ids.MINTED_FIELDS):
-                ids.check(name, value)
-        else:
-            for each in value:
-                ids.check(name.removesuffix("s"), each)
-
-
-def _fields_with_ids(descriptor: Any) -> tuple[tuple[str, bool], ...]:
-    known = _id_fields.get(descriptor.full_name)
-    if known is None:
-        known = _id_fields[descriptor.full_name] = tuple(_find(descriptor))
-    return known
-
-
-def _find(descriptor: Any) -> Iterator[tuple[str, bool]]:
-    for field in descriptor.fields:
-        if field.name.removesuffix("s") in ids.MINTED_FIELDS | ids.CHOSEN_FIELDS:
-            yield field.name, not field.has_presence
 
 
 async def fail(problem: Exception, context: Context, method: str) -> NoReturn:

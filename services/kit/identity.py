@@ -42,7 +42,8 @@ class Caller:
     `tenant` is set for clients, and for a service that says whom it acts for, and for which session. A hand is whoever
     shows what looks like a hand's token, and its id a hash of that: who serves hands asks whether it is one.
     The rest is a client's: its credential's id and name, what it may do and have, until when (Unix time in seconds, 0
-    is for ever), and when that was asked (monotonic).
+    is for ever), and when that was asked (monotonic). `handed_on` says that the call came through another replica,
+    which has counted it.
     """
 
     kind: str
@@ -54,6 +55,7 @@ class Caller:
     limits: CallerLimits = field(default=CallerLimits())
     expires: float = 0.0
     asked: float = field(default=0.0, compare=False)
+    handed_on: bool = field(default=False, compare=False)
 
 
 _current: contextvars.ContextVar[Caller] = contextvars.ContextVar("caller")
@@ -122,11 +124,11 @@ def certified(peers: Peers, shown: Mapping[str, Iterable[bytes]]) -> Caller | No
     return _service(peers.service_of(names))
 
 
-def speaking(service: Caller | None, forwarded: str | None, forwards: str) -> Caller | None:
-    """Returns who speaks. A replica of the service `forwards` may hand on a harness's call, which shows its grant, or a
-    client's or a hand's: they are whoever the credential says that came with it. Nobody else is listened to.
+def speaking(service: Caller | None, forwarded: str | None) -> Caller | None:
+    """Returns who speaks. A replica hands on a harness's call, which shows its grant where one is needed, or a client's
+    or a hand's: they are whoever the credential says that came with it. Only a replica's word may be given here.
     """
-    if service is None or forwarded is None or service.kind != forwards:
+    if service is None or forwarded is None:
         return service
     return Caller("harness") if forwarded == "harness" else None
 

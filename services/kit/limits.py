@@ -56,9 +56,13 @@ class Shares:
         self._tidy = now() + REST_SECONDS
 
     def count(self, caller: Caller) -> None:
-        """Counts a client's call or stream that begins. Raises Full (`RATE_LIMITED`) when they come too fast."""
-        if caller.kind not in CLIENT:
-            return  # a hand's id is only what it shows: whoever makes ids up would have a rate for each
+        """Counts a client's call or stream that begins. Raises Full (`RATE_LIMITED`) when they come too fast.
+
+        A replica that hands a call on has counted it, and may say several for one. A hand's id is only what it shows:
+        whoever makes ids up would have a rate for each.
+        """
+        if caller.kind not in CLIENT or caller.handed_on:
+            return
         own, usual = caller.limits, self.limits
         rate = own.calls_per_second or usual.calls_per_second
         burst = own.burst or (rate if own.calls_per_second else usual.burst)

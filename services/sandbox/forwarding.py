@@ -62,7 +62,7 @@ class Forwarding(grpc.aio.ServerInterceptor):
         answer, name = handler_of(handler), method.rpartition("/")[2]
 
         async def unary(request: Any, context: Context) -> Any:
-            if _came_from_a_peer(context):
+            if caller().handed_on:
                 return await answer(request, context)
             if name in _LISTS:
                 return await self._listed(method, name, answer, request, context)
@@ -71,7 +71,7 @@ class Forwarding(grpc.aio.ServerInterceptor):
             return await self._first(method, name, answer, request, context)
 
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            places = [None] if _came_from_a_peer(context) else self._places(request)
+            places = [None] if caller().handed_on else self._places(request)
             missed = Missed(self._peers, request)
             for peer in places:
                 said = False
@@ -181,13 +181,9 @@ class Missed:
         return told or Gone("SANDBOX_GONE", "there is no such sandbox (any more)")
 
 
-def _came_from_a_peer(context: Context) -> bool:
-    return any(key == FORWARDED_KEY for key, _ in context.invocation_metadata() or ())
-
-
 def _handed_on(context: Context) -> tuple[tuple[str, Any], ...]:
-    kept = [pair for pair in context.invocation_metadata() or () if pair[0].startswith(_HANDED_ON)]
-    return (*kept, (FORWARDED_KEY, caller().kind))
+    said = (pair for pair in context.invocation_metadata() or () if pair[0] != FORWARDED_KEY)
+    return (*(pair for pair in said if pair[0].startswith(_HANDED_ON)), (FORWARDED_KEY, caller().kind))
 
 
 async def _asked(peer: Replica, method: str, request: Any, context: Context, seconds: float | None = None) -> Any:

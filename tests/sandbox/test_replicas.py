@@ -57,13 +57,13 @@ class Replica:
         return sandbox_id.endswith(sign(self.node))
 
 
-async def _replica(data: Path, number: int, addresses: list[str], stack: AsyncExitStack) -> Replica:
+async def _replica(data: Path, number: int, addresses: list[str], stack: AsyncExitStack, **limits: int) -> Replica:
     node = addresses[number]
     peers = Replicas(node, addresses, data / "tls" / "sandbox")
     backends = Backends(HandSettings(data / f"state-{number}", allow_unisolated=True), node)
     sandboxes = Sandboxes(backends, BUILT_IN, planting=planting(data))
     servicer = SandboxServicer(sandboxes, Leave(backends), Workers(backends, BUILT_IN, NoTokens()), owners(backends))
-    mesh = settings.Mesh(node, "127.0.0.1:0", data / "tls" / "sandbox", data / "api_keys.json", "info")
+    mesh = settings.Mesh(node, "127.0.0.1:0", data / "tls" / "sandbox", data / "api_keys.json", "info", **limits)
     server = Server(mesh, forwards="sandbox", within=[Forwarding(peers, BUILT_IN.recipes)])
     add_SandboxServiceServicer_to_server(servicer, server.grpc)
     await server.start(NAME)
@@ -76,13 +76,22 @@ async def _replica(data: Path, number: int, addresses: list[str], stack: AsyncEx
 
 
 @pytest.fixture
-async def two(tmp_path: Path) -> AsyncIterator[list[Replica]]:
+def limits() -> dict[str, int]:
+    """What the second replica allows a client, where a test says so."""
+    return {}
+
+
+@pytest.fixture
+async def two(tmp_path: Path, limits: dict[str, int]) -> AsyncIterator[list[Replica]]:
     """Two replicas whose sandboxes are plain processes; at the end none is left."""
     ensure_certificates(tmp_path / "tls", SERVICES, datetime.datetime.now(datetime.UTC))
     ensure_api_key(tmp_path)
     addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
     async with AsyncExitStack() as stack:
-        replicas = [await _replica(tmp_path, number, addresses, stack) for number in range(2)]
+        replicas = [
+            await _replica(tmp_path, 0, addresses, stack),
+            await _replica(tmp_path, 1, addresses, stack, **limits),
+        ]
         yield replicas
         for replica in replicas:
             for info in await replica.sandboxes.living(""):
@@ -167,3 +176,24 @@ async def test_what_is_handed_on_has_no_more_rights_than_who_said_it(two: list[R
         )
         forged = ((FORWARDED_KEY, "client"), ("authorization", "Bearer hmk_forged"))
         await refused(stub.ListFiles(listing, metadata=forged), "UNAUTHENTICATED", "IDENTITY_UNKNOWN")
+
+
+async def test_a_client_does_not_say_that_its_call_was_handed_on(two: list[Replica]) -> None:
+    """Such a word counts from a replica alone: a client that says so has its sandbox released where that is."""
+    one, other = two
+    sandbox_id = await provisioned(one.client)
+    await other.client.Release(pb.ReleaseRequest(sandbox_id=sandbox_id), metadata=((FORWARDED_KEY, "client"),))
+    assert [it.labels.sandbox_id for it in await one.sandboxes.living("")] == []
+
+
+@pytest.mark.parametrize("limits", [{"caller_calls_per_second": 1, "caller_burst": 1}])
+async def test_a_call_that_is_handed_on_is_counted_where_it_came(two: list[Replica]) -> None:
+    """A client's rate is not used up by what replicas ask each other for it: else one of them says nothing, and a
+    request that is said again makes a second sandbox."""
+    one, other = two
+    made = await provisioned(other.client, request_id="sess_0/main/1")
+    for _ in range(3):
+        assert await provisioned(one.client, request_id="sess_0/main/1") == made
+        found = (await one.client.ListSandboxes(pb.ListSandboxesRequest())).sandboxes
+        assert [each.sandbox_id for each in found] == [made]
+    await one.client.Release(pb.ReleaseRequest(sandbox_id=made))
