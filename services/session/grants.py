@@ -22,6 +22,7 @@ from services.session.writer import Writer
 
 BUCKET = "grants"
 REVOKED, EVERYBODY = "revoked", "all"  # topic and key
+CALLERS = "callers"  # the key for clients' credentials: replicas of version 0.1 cannot read of them
 LIFETIME_SECONDS = 24 * 60 * 60  # of a grant whose session and epoch live so long; the bucket forgets it then
 CACHE_SECONDS = 5  # how long a caller may keep an answer, while it watches revocations
 LIFE_SECONDS = 2.0  # between two signs of life
@@ -132,7 +133,7 @@ class Grants:
     async def revoke_caller(self, caller_id: str) -> None:
         """Tells everybody who holds an answer about a client's credential."""
         told = json.dumps({"session_id": "", "below_epoch": 0, "caller_id": caller_id}).encode()
-        await self._wire.send(REVOKED, EVERYBODY, told)
+        await self._wire.send(REVOKED, CALLERS, told)
 
     async def watch(self) -> AsyncIterator[Revoked | None]:
         """Yields revocations as they happen, and None as a sign of life, the first at once.
@@ -140,21 +141,24 @@ class Grants:
         Raises Unavailable when some may have been missed: what was kept is worth nothing then.
         """
         watch: asyncio.Queue[Revoked | Exception] = asyncio.Queue(MAX_WAITING)
-        stop: Stop | None = None
+        stops: list[Stop] = []
+
+        def hear(data: bytes) -> None:
+            _put(watch, Revoked.from_bytes(data))
+
+        def miss() -> None:
+            _put(watch, Unavailable("LOG_UNAVAILABLE", "revocations may have been missed"))
+
         self._watches.add(watch)
         try:
-            stop = await self._wire.listen(
-                REVOKED,
-                EVERYBODY,
-                lambda data: _put(watch, Revoked.from_bytes(data)),
-                lambda: _put(watch, Unavailable("LOG_UNAVAILABLE", "revocations may have been missed")),
-            )
+            stops.append(await self._wire.listen(REVOKED, EVERYBODY, hear, miss))
+            stops.append(await self._wire.listen(REVOKED, CALLERS, hear))
             yield None
             while True:
                 yield await _next(watch)
         finally:
             self._watches.discard(watch)
-            if stop is not None:
+            for stop in stops:
                 await stop()
 
 

@@ -6,7 +6,8 @@
     it is free      whoever takes the item need not ask
     it is done      a harness gave a claim back to another replica: whoever has that claim ends it
 
-Nobody waits longer than `ANSWER_SECONDS`: a replica that is stopped or cut off has nothing.
+Nobody waits longer than `ANSWER_SECONDS`: a replica that is stopped or cut off has nothing. A field that replicas of
+version 0.1 do not know breaks their line to NATS: what everybody hears has none, and `done` goes to those who know it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from services.kit import ids
 from services.session.bounded import Bounded
 from services.session.log import Stop, Wire
 
 TOPIC, EVERYBODY = "holders", "all"
+LATER = "done"  # key that replicas of later versions than 0.1 listen to, too
 ANSWER_SECONDS = 0.1
 
 
@@ -36,6 +38,19 @@ class Word:
     claim_id: str = ""
     wake_time: int | None = None
     refused: bool = False
+
+    def to_bytes(self) -> bytes:
+        """Writes what is not as it is by itself."""
+        said = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        return json.dumps(said, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Word:
+        """Reads what a replica has said, which may be a newer one and say more."""
+        said = json.loads(data)
+        return cls(**{each.name: said[each.name] for each in fields(cls) if each.name in said})
 
 
 class Holders:
@@ -53,6 +68,7 @@ class Holders:
         """Hears and answers until stopped. `gap` is called when something may have been missed."""
         stops = [
             await self._wire.listen(TOPIC, EVERYBODY, self._hear, gap),
+            await self._wire.listen(TOPIC, LATER, self._hear),
             await self._wire.listen(TOPIC, self._me, self._hear),
         ]
 
@@ -74,7 +90,7 @@ class Holders:
     async def done(self, session_id: str, claim_id: str, wake_time: int | None, refused: bool) -> bool:
         """Says that a harness has given a claim back. Tells whether a replica had it, which then ends it."""
         word = Word("done", session_id, self._me, claim_id=claim_id, wake_time=wake_time, refused=refused)
-        return await self._ask(word) is not None
+        return await self._ask(word, LATER) is not None
 
     async def free(self, session_id: str) -> None:
         """Says that nobody has the session any more."""
@@ -84,22 +100,22 @@ class Holders:
         """Tells whether somebody has said so, once."""
         return self._free.pop(session_id, self) is None
 
-    async def _ask(self, word: Word) -> str | None:
+    async def _ask(self, word: Word, key: str = EVERYBODY) -> str | None:
         answer = self._waiting.get(word.session_id)
         if answer is None:
             answer = self._waiting[word.session_id] = asyncio.get_running_loop().create_future()
             answer.add_done_callback(lambda _: self._waiting.pop(word.session_id, None))
-        await self._say(EVERYBODY, word)
+        await self._say(key, word)
         await asyncio.wait({answer}, timeout=ANSWER_SECONDS)
         if not answer.done():
             answer.cancel()
         return None if answer.cancelled() else answer.result()
 
     async def _say(self, key: str, word: Word) -> None:
-        await self._wire.send(TOPIC, key, json.dumps(asdict(word), separators=(",", ":")).encode())
+        await self._wire.send(TOPIC, key, word.to_bytes())
 
     def _hear(self, data: bytes) -> None:
-        word = Word(**json.loads(data))
+        word = Word.from_bytes(data)
         waiting = self._waiting.get(word.session_id)
         if word.kind == "free":
             self._free[word.session_id] = None
