@@ -16,7 +16,7 @@ from services.harness.core import Fact, Other, Replied, Woke
 from services.harness.ports import Appended, Previews, SessionLog, Standing
 from services.harness.shelf import Shelf
 from services.kit import failpoints
-from services.kit.errors import Conflict, OutOfRange, Refused, Unavailable
+from services.kit.errors import Conflict, OutOfRange, Refused, ServiceError, Unavailable
 
 SAY_AGAIN_SECONDS = 60.0  # how long a fact is said again while the session service is away
 PAUSE_SECONDS = 0.25  # between two tries
@@ -167,9 +167,8 @@ class Journal:
         deadline = began + SAY_AGAIN_SECONDS
         while True:
             try:
-                appended = await self.log.emit(events, self.epoch, expected)
+                appended = await self._emitted(events, expected)
             except Unavailable as problem:
-                self.condition.failed(SESSION, problem)
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -186,9 +185,21 @@ class Journal:
                 await asyncio.sleep(PAUSE_SECONDS)  # what came first is in the log, and is read meanwhile
                 return
             else:
-                self.condition.passed(SESSION)
                 await self._applied(list(events), appended)
                 return
+
+    async def _emitted(self, events: tuple[Event, ...], expected: int | None) -> Appended:
+        """Appends once, and notes whether the session service was there: it is also when it refuses."""
+        try:
+            appended = await self.log.emit(events, self.epoch, expected)
+        except Unavailable as problem:
+            self.condition.failed(SESSION, problem)
+            raise
+        except ServiceError:
+            self.condition.passed(SESSION)
+            raise
+        self.condition.passed(SESSION)
+        return appended
 
     async def _applied(self, events: list[Event], appended: Appended) -> None:
         """Takes what was just appended without waiting to read it back, if nothing lies between."""

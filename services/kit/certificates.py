@@ -87,7 +87,7 @@ def server_context(tls_dir: Path) -> ssl.SSLContext:
 def _context(protocol: int, tls_dir: Path) -> ssl.SSLContext:
     key, cert, ca = (tls_dir / name for name in NAMES)
     context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3  # both sides are ours
     try:
         context.load_cert_chain(cert, key)
         context.load_verify_locations(ca)

@@ -20,28 +20,29 @@ INSTANCE_BYTES = 4
 
 
 class Status(StatusServiceServicer):
-    """Serves `handmesh.status.v1.StatusService`. `now` is Unix time, in seconds."""
+    """Serves `handmesh.status.v1.StatusService`. `now` is Unix time, in seconds; `steady` nobody sets."""
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, now: Callable[[], float] = time.time, steady: Callable[[], float] = time.monotonic) -> None:
         self._now = now
+        self._steady = steady
         self._instance = secrets.token_hex(INSTANCE_BYTES)
         self._began = now()
-        self._seen = self._began
+        self._seen = steady()
         self._stalls: deque[tuple[float, float]] = deque(maxlen=MOST_STALLS)
 
     async def watch(self) -> None:
         """Notes when this process stands still, until cancelled."""
-        self._began = self._seen = self._now()
+        self._began, self._seen = self._now(), self._steady()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self.tick()
 
     def tick(self) -> None:
         """Says that the process is at work."""
-        now = self._now()
-        if now - self._seen > STALL_SECONDS:
-            self._stalls.append((self._seen, now))
-        self._seen = now
+        seen, self._seen = self._seen, self._steady()
+        if self._seen - seen > STALL_SECONDS:
+            now = self._now()
+            self._stalls.append((now - (self._seen - seen), now))
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Context) -> pb.GetStatusResponse:
         self.tick()  # what is asked first after a stop tells of it

@@ -120,7 +120,7 @@ async def test_what_does_not_belong_together_is_not_taken(tmp_path: Path) -> Non
 
 
 async def test_listeners_that_are_not_grpc_are_renewed_too(tmp_path: Path) -> None:
-    """The doors' listener and its caller: a new certificate and another authority, without a restart."""
+    """The doors' listener and its caller: a new certificate and another authority, without a restart; TLS 1.3 alone."""
     old, new = Authority("old"), Authority("new")
     server = old.issue(tmp_path / "server", "spiffe://x/server")
     caller = old.issue(tmp_path / "caller", "spiffe://x/caller")
@@ -142,6 +142,10 @@ async def test_listeners_that_are_not_grpc_are_renewed_too(tmp_path: Path) -> No
             return answer
 
         assert await said(context()) == b"hello"
+        old_fashioned = certificates.client_context(shutil.copytree(caller, tmp_path / "old-fashioned"))()
+        old_fashioned.minimum_version = old_fashioned.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(OSError):
+            await said(old_fashioned)
         put(new.issue(tmp_path / "next" / "server", "spiffe://x/server"), server)
         put(new.issue(tmp_path / "next" / "caller", "spiffe://x/caller"), caller)
         assert await said(context()) == b"hello"

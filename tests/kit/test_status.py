@@ -11,7 +11,7 @@ from services.kit.status import MOST_STALLS, Status
 async def test_a_process_tells_when_it_stood_still() -> None:
     """A gap of more than two seconds between two signs of life is a stall; a shorter one is not; the last 20 stay."""
     now = 100.0
-    status = Status(lambda: now)
+    status = Status(lambda: now, lambda: now)
     context: Any = None
     for pause in (1.0, 2.0, 5.0):
         now += pause
@@ -29,7 +29,16 @@ async def test_a_process_tells_when_it_stood_still() -> None:
 async def test_who_asks_first_after_a_stop_is_told_of_it() -> None:
     """A stop that the process has not noticed by itself yet is in its first answer."""
     now = 100.0
-    status = Status(lambda: now)
+    status = Status(lambda: now, lambda: now)
     now += 4.0
     answer = await status.GetStatus(pb.GetStatusRequest(), None)  # type: ignore[arg-type]
     assert [(it.begin_time.ToSeconds(), it.end_time.ToSeconds()) for it in answer.stalls] == [(100, 104)]
+
+
+async def test_a_clock_that_is_set_is_no_stall() -> None:
+    """Who looks into a failure is not told that a process stood still because somebody has set the machine's clock."""
+    now = 100.0
+    status = Status(lambda: now, lambda: 50.0)
+    now += 3_600.0
+    answer = await status.GetStatus(pb.GetStatusRequest(), None)  # type: ignore[arg-type]
+    assert not answer.stalls

@@ -217,6 +217,7 @@ class Calls:
             return await self._execute(run)
         finally:
             showing.cancel()
+            self._journal.condition.passed(SANDBOX if run.sandbox_id else VAULT_PROXY)  # this call waits no more
 
     async def _of_mesh(self, run: RunCall) -> ToolResult:
         """Runs a tool of the mesh's own, again while what it needs is away: that changes nothing that was done."""
@@ -247,9 +248,7 @@ class Calls:
         while True:
             outage.ask()
             try:
-                result = await self._send(run)
-                self._journal.condition.passed(SANDBOX if run.sandbox_id else VAULT_PROXY)
-                return result
+                return await self._send(run)
             except Gone as problem:
                 if problem.reason == "EXECUTION_UNKNOWN":
                     return ToolResult("Nobody can tell whether this call ran: it was not run again.", "UNKNOWN")
