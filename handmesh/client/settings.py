@@ -17,8 +17,11 @@ CA_FILE = "HANDMESH_CA_FILE"
 MEANINGS = {
     DATA_DIRECTORY: "The data directory of the mesh on this machine. Without it `handmesh` below `$XDG_STATE_HOME`, "
     "else below `~/.local/state`.",
-    ADDRESS: "host:port of a mesh elsewhere: its session service, or a proxy in front of all services.",
+    ADDRESS: "host:port of a mesh elsewhere: its session service, or a proxy in front of all services. Replicas with "
+    "commas, here and in the next three.",
     HARNESS_ADDRESS: "host:port of its harness, where that is another.",
+    SANDBOX_ADDRESS: "host:port of its sandbox service, where that is another.",
+    VAULT_PROXY_ADDRESS: "host:port of its vault proxy, where that is another.",
     API_KEY: "The API key. Without it that of the mesh on this machine.",
     CA_FILE: "PEM of the authority that signed the certificates of a mesh elsewhere.",
     "HANDMESH_HAND_TOKEN": "`handmesh hand serve`: the token that the hand connects with.",

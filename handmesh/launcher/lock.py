@@ -9,8 +9,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from handmesh.launcher.errors import AlreadyRunning, LaunchError
@@ -114,7 +114,13 @@ def _read(data_directory: Path) -> Running | None:
     """Returns the word that the holder left, None when there is none yet."""
     try:
         word = json.loads(lock_file(data_directory).read_text())
-        others = tuple(Ports(**each) for each in word.get("others", ()))
-        return Running(pid=word["pid"], ports=Ports(**word["ports"]), others=others)
+        others = tuple(map(_ports, word.get("others", ())))
+        return Running(pid=word["pid"], ports=_ports(word["ports"]), others=others)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _ports(word: Mapping[str, int]) -> Ports:
+    """Returns the ports that a launcher has, which may be of another version: what it has not is 0, what it has beyond
+    these is left out. So a mesh can be found, and stopped, while it is upgraded."""
+    return Ports(**{each.name: word.get(each.name, 0) for each in fields(Ports)})

@@ -15,6 +15,7 @@ from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub
 from services.kit import channels
 
 SERVICE = "handmesh.sandbox.v1.SandboxService"
+ONCE = ((SERVICE, "Execute"), (SERVICE, "Provision"))  # without an id one said again is another one: callers know
 _METHODS = sandbox_pb2.DESCRIPTOR.services_by_name["SandboxService"].methods
 
 
@@ -49,7 +50,7 @@ class Replicas:
         self.others: list[Replica] = []
         for address in addresses:
             if address != node:
-                channel = channels.connect(address, tls_dir)
+                channel = channels.connect(address, tls_dir, ONCE)
                 self._stack.push_async_callback(channel.close)
                 self.others.append(Replica(address, channel))
 

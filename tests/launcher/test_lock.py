@@ -1,8 +1,10 @@
 """The lock on a data directory."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,12 @@ def test_nothing_runs_in_a_new_directory(tmp_path: Path) -> None:
     """Asking makes no file."""
     assert running(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mesh_of_another_version_is_found(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+    """While it is upgraded: its word may lack ports that are new, and have some that are not known here."""
+    word = json.loads(lock_file(tmp_path).read_text())
+    del word["others"], word["ports"]["session_metrics"]
+    word["ports"]["of_a_later_version"] = 1
+    lock_file(tmp_path).write_text(json.dumps(word))
+    assert running(tmp_path) == Running(pid=holder.pid, ports=replace(Ports.at(7500), session_metrics=0))

@@ -21,6 +21,7 @@ from handmesh.sandbox.v1 import sandbox_pb2 as pb
 from handmesh.sandbox.v1.sandbox_pb2_grpc import SandboxServiceStub, add_SandboxServiceServicer_to_server
 from services.kit import settings
 from services.kit.channels import connect
+from services.kit.errors import Unavailable
 from services.kit.identity import FORWARDED_KEY
 from services.kit.ids import mint
 from services.kit.serving import Server
@@ -197,3 +198,18 @@ async def test_a_call_that_is_handed_on_is_counted_where_it_came(two: list[Repli
         found = (await one.client.ListSandboxes(pb.ListSandboxesRequest())).sandboxes
         assert [each.sandbox_id for each in found] == [made]
     await one.client.Release(pb.ReleaseRequest(sandbox_id=made))
+
+
+async def test_what_may_have_begun_is_not_handed_on_again(two: list[Replica], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command without an id that its owner could not end is the caller's to say again: it would run twice."""
+    one, other = two
+    sandbox_id, asked = await provisioned(one.client), 0
+
+    async def fails(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        raise Unavailable("BACKEND_UNAVAILABLE", "it may have run")
+
+    monkeypatch.setattr(one.sandboxes, "execute", fails)
+    await refused(other.client.Execute(bash(sandbox_id, "true")), "UNAVAILABLE", "BACKEND_UNAVAILABLE")
+    assert asked == 1
