@@ -3,7 +3,8 @@
     a call that names a sandbox      goes to the node that the id names; when that has no such sandbox (ids of before
                                      there were replicas name none), to the others
     a call that names a hand         is answered here; by another replica when no such hand is known here
-    a new sandbox                    is made here, unless another replica has made it for the same request already
+    a new sandbox                    is made here, unless another replica has made it already: for the same request, or
+                                     for a hand outside of sessions that has the same name
     a list                           is that of all replicas that answer
 
 What is handed on is said again as it came, with the caller's own key or grant: the owner checks it as if it had come
@@ -129,13 +130,18 @@ class Forwarding(grpc.aio.ServerInterceptor):
         return [None, *others] if owner is None else [owner, None, *others]
 
     async def _maker(self, request: pb.ProvisionRequest, context: Context) -> Replica | None:
-        """Returns the replica that has made a sandbox for a request before, if it is another one that can be asked."""
-        if not request.request_id or request.environment not in ("", *self._environments):
+        """Returns the replica that has made a sandbox for a request before, or a hand of that name outside of sessions,
+        if it is another one that can be asked."""
+        standing = request.hand if not request.session_id else ""
+        if not (request.request_id or standing) or request.environment not in ("", *self._environments):
             return None
         wanted = pb.ListSandboxesRequest(session_id=request.session_id or None)
         for peer, found in await self._asked_all("ListSandboxes", wanted, context):
-            if any(it.request_id == request.request_id for it in found.sandboxes):
-                return peer
+            for it in found.sandboxes:
+                if (request.request_id and it.request_id == request.request_id) or (
+                    standing and it.standing_hand == standing
+                ):
+                    return peer
         return None
 
     async def _listed(self, method: str, name: str, answer: Answer, request: Any, context: Context) -> Any:

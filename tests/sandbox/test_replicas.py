@@ -147,6 +147,14 @@ async def test_a_request_makes_one_sandbox_whichever_replica_hears_it(two: list[
     assert await provisioned(other.client, request_id="sess_0/main/2") != made
 
 
+async def test_a_standing_hand_is_made_once_whichever_replica_hears_of_it(two: list[Replica]) -> None:
+    """A hand outside of sessions is known by its name at all replicas: there is one of that name."""
+    one, other = two
+    made = await provisioned(one.client, hand="desk")
+    assert await provisioned(other.client, hand="desk") == made
+    assert await provisioned(other.client, hand="bench") != made
+
+
 async def test_a_sandbox_of_a_replica_that_is_away_is_not_gone(two: list[Replica]) -> None:
     """The other replica says that it does not answer, and when to ask again; the sandbox is there when it is back. What
     no replica has is gone all the same, also while one is away; a list is of those that answer."""
