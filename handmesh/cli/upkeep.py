@@ -235,7 +235,7 @@ def welcome(settings: MeshSettings, seconds: float) -> str:
             model = f"scripted: {script.name} (set {API_KEY} to talk to Claude)"
     found = Addresses.of_ports(*settings.replicas)
     services = "\n".join(f"  {service:<12} {getattr(found, service).replace(',', ', ')}" for service in SERVICES)
-    counted = ", ".join(f"http://{ports.metrics(service)}/metrics" for service in SERVICES)
+    counted = ", ".join(f"http://{each.metrics(service)}/metrics" for each in settings.replicas for service in SERVICES)
     metrics = f"\n  {'metrics':<12} {counted}" if settings.metrics else ""
     return f"""\
 handmesh is up after {seconds:.1f} s
