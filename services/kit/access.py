@@ -39,7 +39,8 @@ class Row(frozenset[str]):
         return row
 
     def __or__(self, other: Iterable[str]) -> Row:  # type: ignore[override]
-        return Row({*self, *other}, self.scope)
+        scopes = [it for it in (self.scope, getattr(other, "scope", None)) if it is not None]
+        return Row({*self, *other}, max(scopes, default=None))
 
 
 HARNESS = Row({"harness"})

@@ -9,7 +9,7 @@ from handmesh.sandbox.v1 import sandbox_pb2
 from handmesh.session.v1 import memory_pb2, session_pb2
 from handmesh.status.v1 import status_pb2
 from handmesh.vault_proxy.v1 import vault_proxy_pb2
-from services.kit.access import ACCESS, Scope
+from services.kit.access import ACCESS, HARNESS, READ, Scope
 from services.kit.errors import Denied, Unauthenticated
 from services.kit.identity import Caller, authorize
 
@@ -50,3 +50,10 @@ def test_a_method_without_a_row_is_refused() -> None:
     """Forgetting the row closes the door; it does not open it."""
     with pytest.raises(Denied):
         authorize(Caller("client", scope=Scope.OPERATOR), "/handmesh.session.v1.SessionService/NewMethod")
+
+
+def test_each_row_that_takes_clients_says_which_scope_they_need() -> None:
+    """A row that is put together the wrong way round would lose the scope, and let in whoever reads."""
+    assert [method for method, row in ACCESS.items() if "client" in row and row.scope is None] == []
+    assert READ | HARNESS == HARNESS | READ
+    assert (HARNESS | READ).scope is (READ | HARNESS).scope is Scope.READ
