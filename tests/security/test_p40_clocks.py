@@ -52,7 +52,7 @@ conversations:
       - say: [{text: Done.}]
 """
 TURN_SECONDS = 60.0
-LOOK_SECONDS = 1.1  # the library looks once a second
+LOOK_SECONDS = 2.5  # the library looks once a second
 JUMPS = ("-90", "-600", "+600", "+86400") if FULL else ("-600", "+86400")  # seconds: minutes, a day
 
 

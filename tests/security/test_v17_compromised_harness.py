@@ -46,6 +46,7 @@ NOT_THERE = {"MEMORY_NOT_FOUND", "SESSION_NOT_FOUND", "SANDBOX_GONE"}  # what is
 # What is no session's, or may be looked at by whoever may take any session up.
 LOOKS = {"GetSession", "GetEvents", "WatchEvents", "ListBlobs", "DownloadBlob", "ClaimWork", "ReleaseWork", "OfferWork"}
 LOOKS |= {"ListServedTypes"}
+LOOKS |= {"CheckCaller", "WatchRevocations"}  # whose a credential is that it is shown, and which are void
 LOOKS |= {"ListExecutions", "ListFiles", "ReadFile", "ListSandboxes", "ListEnvironments"}
 # What needs no grant: the session service checks the epoch of what is shown, and nothing is shown of what is uploaded
 # until an event names it.
