@@ -60,7 +60,7 @@ class Holders:
         self._wire = wire
         self._answer = answer
         self._me = ids.mint("replica")
-        self._waiting: dict[str, asyncio.Future[str]] = {}
+        self._waiting: dict[tuple[str, str], asyncio.Future[str]] = {}  # by session, and claim if it is about one
         self._free: Bounded[None] = Bounded()
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -101,10 +101,11 @@ class Holders:
         return self._free.pop(session_id, self) is None
 
     async def _ask(self, word: Word, key: str = EVERYBODY) -> str | None:
-        answer = self._waiting.get(word.session_id)
+        about = word.session_id, word.claim_id
+        answer = self._waiting.get(about)
         if answer is None:
-            answer = self._waiting[word.session_id] = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(lambda _: self._waiting.pop(word.session_id, None))
+            answer = self._waiting[about] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(lambda _: self._waiting.pop(about, None))
         await self._say(key, word)
         await asyncio.wait({answer}, timeout=ANSWER_SECONDS)
         if not answer.done():
@@ -116,14 +117,14 @@ class Holders:
 
     def _hear(self, data: bytes) -> None:
         word = Word.from_bytes(data)
-        waiting = self._waiting.get(word.session_id)
+        waiting = self._waiting.get((word.session_id, word.claim_id))
         if word.kind == "free":
             self._free[word.session_id] = None
         elif word.kind == "answer":
             if waiting is not None and not waiting.done():
                 waiting.set_result(word.instance)
         elif word.replica != self._me and (instance := self._answer(word)) is not None:
-            answer = Word("answer", word.session_id, self._me, instance=instance)
+            answer = Word("answer", word.session_id, self._me, instance=instance, claim_id=word.claim_id)
             task = asyncio.create_task(self._say(word.replica, answer))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)

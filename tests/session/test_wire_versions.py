@@ -56,6 +56,16 @@ async def test_what_is_said_of_claims_can_be_read() -> None:
     assert Word.from_bytes(b'{"kind":"who","session_id":"s","of_a_later_version":1}') == Word("who", "s")
 
 
+async def test_an_answer_is_to_its_own_question() -> None:
+    """That a harness is at work on a session is no word that its claim was ended: else nobody ends it."""
+    wire = Wire()
+    one, two = Holders(wire, lambda _: None), Holders(wire, lambda word: "harness" if word.kind == "who" else None)
+    await one.listen(lambda: None)
+    await two.listen(lambda: None)
+    asked = one.done("sess_a", "claim_a", None, refused=False), one.has("sess_a")
+    assert await asyncio.gather(*asked) == [False, True]
+
+
 async def test_what_is_said_of_rights_can_be_read() -> None:
     """A replica of 0.1 knows no clients' credentials, and is not told of them; those that know them are."""
     wire: Any = Wire()
