@@ -13,6 +13,7 @@ from handmesh.cli.top_reading import Seen
 from handmesh.cli.top_rows import Row, totals
 
 DOING_WIDTH, HAND_WIDTH = 28, 14
+SESSION_WIDTH = 31  # an id, whole: it is what other commands take
 _STYLES = {
     "stuck": "bold red",
     "damaged": "bold red",
@@ -45,7 +46,7 @@ def head(seen: Seen, rows: Sequence[Row]) -> Text:
 def table(rows: Sequence[Row]) -> Table:
     """Makes the table."""
     made = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    made.add_column("SESSION", no_wrap=True)
+    made.add_column("SESSION", no_wrap=True, min_width=SESSION_WIDTH)
     made.add_column("STATE", no_wrap=True)
     made.add_column("FOR", justify="right", no_wrap=True)
     made.add_column("DOING", no_wrap=True, max_width=DOING_WIDTH)

@@ -115,6 +115,19 @@ def test_text_from_outside_is_one_plain_line() -> None:
         assert shown in text
 
 
+@pytest.mark.parametrize("width", [80, 100, 160, 240])
+def test_an_id_is_whole_on_every_screen(width: int) -> None:
+    """It is what other commands take, so whatever there is beside it gets less room first."""
+    from rich.console import Console
+
+    long = Row(
+        "sess_" + "a" * 26, "waiting", 1e6, "d" * 40, "h" * 20, "t" * 16, "127.0.0.1:7402", 1e6, 10**9, 10**9, 10**6
+    )
+    out = Console(file=io.StringIO(), width=width)
+    out.print(table([long]))
+    assert long.session_id in out.file.getvalue()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("seconds", "shown"), [(0.44, "0.4s"), (12.9, "12s"), (185, "3m05s"), (7_800, "2h10m"), (450_000, "5d05h")]
 )
