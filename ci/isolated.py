@@ -1,7 +1,7 @@
 """Starts each service from its extra and its own folder alone, so that none leans on another.
 
-Per service: a copy of the project with only services/<name>, services/kit and the stubs of handmesh; a fresh virtual
-environment with that service's extra; then `python -m services.<name> --check`, which imports everything and exits.
+Per service: a copy of the project with only services/<name>, services/kit and, of handmesh, the stubs and what callers
+of replicas share (handmesh/replicas, which knows grpc alone); a fresh virtual environment with that service's extra; then `python -m services.<name> --check`, which imports everything and exits.
 
     python ci/isolated.py [SERVICE...]
 """
@@ -43,6 +43,7 @@ def copy_project(service: str, target: Path) -> None:
             shutil.copy(ROOT / package / file, target / package / file)
     for stubs in (ROOT / "handmesh").glob("*/v1"):
         shutil.copytree(stubs, target / stubs.relative_to(ROOT), ignore=ignored)
+    shutil.copytree(ROOT / "handmesh" / "replicas", target / "handmesh" / "replicas", ignore=ignored)
 
 
 def run(*command: object, cwd: Path) -> str:
