@@ -1,7 +1,8 @@
 """Starts each service from its extra and its own folder alone, so that none leans on another.
 
 Per service: a copy of the project with only services/<name>, services/kit and, of handmesh, the stubs and what callers
-of replicas share (handmesh/replicas, which knows grpc alone); a fresh virtual environment with that service's extra; then `python -m services.<name> --check`, which imports everything and exits.
+of replicas share (handmesh/replicas, which knows grpc alone); a fresh virtual environment with that service's extra;
+then `python -m services.<name> --check`, which imports everything and exits.
 
     python ci/isolated.py [SERVICE...]
 """
