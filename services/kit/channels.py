@@ -40,6 +40,8 @@ _RETRY_POLICY = {
     "retryableStatusCodes": ["UNAVAILABLE"],
 }  # the back-off carries a channel over a peer's restart
 _BY_CODE = {kind.code: kind for kind in errors.ServiceError.__subclasses__()}
+# How calls end that nobody answered. Not cancelled by us, or this would be no status: a server that stops does it.
+_AWAY = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 def connect(
@@ -88,7 +90,7 @@ def raised(error: grpc.aio.AioRpcError, unavailable: str = "SESSION_UNAVAILABLE"
     for key, value in error.trailing_metadata() or ():
         if key == DETAILS_KEY and isinstance(value, bytes):
             return _rebuilt(kind, Status.FromString(value))
-    if kind is errors.Broken and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+    if kind is errors.Broken and error.code() in _AWAY:
         kind = errors.Unavailable
     reason = unavailable if kind is errors.Unavailable else "INTERNAL"
     silent = kind(reason, f"the call ended as {error.code().name}")
